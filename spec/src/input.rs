@@ -63,6 +63,9 @@ pub enum PythonArtifact {
     Wheel,
 }
 
+/// The values of `kind`, in manifests and locks.
+pub(crate) const KINDS: &str = "python, deb, cargo";
+
 impl Input {
     /// Names of other inputs that this one needs.
     pub fn needs(&self) -> BTreeSet<&Name> {

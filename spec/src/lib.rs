@@ -21,6 +21,8 @@ pub mod lock;
 pub mod name;
 pub mod plan;
 pub mod protocol;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod size;
 pub mod toml;
 pub mod trainer;

@@ -1,6 +1,6 @@
 //! Reading TOML that people write, with every fault of a file reported at once, and writing TOML that machines write.
 
-use toml_spanner::{Arena, Document, FromToml, Span, ToToml};
+use toml_spanner::{Arena, Document, ErrorKind, FromToml, Span, ToToml};
 
 use crate::faults::{Fault, Faults};
 
@@ -87,11 +87,24 @@ pub fn write<T: ToToml>(value: &T) -> String {
 
 fn fault(text: &str, error: &toml_spanner::Error) -> Fault {
     let (line, column) = place(text, error.span());
-    Fault {
-        line,
-        column,
-        message: error.message_with_path(text),
-        hint: None,
+    let message = error.message_with_path(text);
+    // Inputs are the one tagged type in TOML, and the reader does not list its tags.
+    match error.kind() {
+        ErrorKind::Wanted {
+            expected: &"a known variant",
+            ..
+        } => Fault {
+            line,
+            column,
+            message: message.replace("expected a known variant, found table", "unknown kind"),
+            hint: Some(format!("kind is one of {}", crate::input::KINDS)),
+        },
+        _ => Fault {
+            line,
+            column,
+            message,
+            hint: None,
+        },
     }
 }
 

@@ -121,7 +121,7 @@ impl ModelConfig {
                 );
             }
         }
-        if self.heads > 0 && self.channels % self.heads != 0 {
+        if self.heads > 0 && !self.channels.is_multiple_of(self.heads) {
             let message = format!(
                 "channels ({}) is not a multiple of heads ({})",
                 self.channels, self.heads
@@ -149,24 +149,40 @@ impl TrainConfig {
         positive("eval-sequences", self.eval_sequences.into());
         positive("checkpoint-every", self.checkpoint_every);
         positive("keep-last", self.keep_last.into());
-        let mut within = |key: &str, value: f64, low: f64, high: f64| {
-            if !(low..=high).contains(&value) {
-                let message = format!("{key} is {value}; needed is {low} to {high}");
-                faults.at(&format!("train.{key}"), message, None);
+        let decay = |value: f64| (0.0..1.0).contains(&value);
+        for (key, value, holds, needed) in [
+            (
+                "learning-rate",
+                self.learning_rate,
+                self.learning_rate > 0.0,
+                "above 0",
+            ),
+            (
+                "weight-decay",
+                self.weight_decay,
+                self.weight_decay >= 0.0,
+                "at least 0",
+            ),
+            ("beta1", self.beta1, decay(self.beta1), "at least 0 and below 1"),
+            ("beta2", self.beta2, decay(self.beta2), "at least 0 and below 1"),
+            ("epsilon", self.epsilon, self.epsilon > 0.0, "above 0"),
+            ("clip-norm", self.clip_norm, self.clip_norm > 0.0, "above 0"),
+        ] {
+            if !(holds && value.is_finite()) {
+                faults.at(
+                    &format!("train.{key}"),
+                    format!("{key} is {value}; needed is {needed}"),
+                    None,
+                );
             }
-        };
-        within("learning-rate", self.learning_rate, f64::MIN_POSITIVE, 10.0);
-        within(
-            "min-learning-rate",
-            self.min_learning_rate,
-            0.0,
-            self.learning_rate,
-        );
-        within("weight-decay", self.weight_decay, 0.0, 10.0);
-        within("beta1", self.beta1, 0.0, 1.0 - f64::EPSILON);
-        within("beta2", self.beta2, 0.0, 1.0 - f64::EPSILON);
-        within("epsilon", self.epsilon, f64::MIN_POSITIVE, 1.0);
-        within("clip-norm", self.clip_norm, f64::MIN_POSITIVE, f64::MAX);
+        }
+        if !(0.0..=self.learning_rate).contains(&self.min_learning_rate) {
+            let message = format!(
+                "min-learning-rate is {}; needed is 0 to learning-rate ({})",
+                self.min_learning_rate, self.learning_rate
+            );
+            faults.at("train.min-learning-rate", message, None);
+        }
         if self.warmup_steps > self.steps {
             let message = format!(
                 "warmup-steps ({}) is more than steps ({})",
