@@ -37,19 +37,11 @@ impl Validate for CorpusManifest {
             faults.at("input", "a corpus needs at least one input", None);
         }
         if self.include.is_empty() {
-            faults.at(
-                "include",
-                "no pattern, so no text would be taken",
-                Some("include = [\"**/*.txt\"]"),
-            );
+            faults.at("include", "no pattern, so no text would be taken", Some("include = [\"**/*.txt\"]"));
         }
         for (name, input) in &self.input {
             if !matches!(input, Input::Python { .. }) {
-                faults.at(
-                    &format!("input.{name}.kind"),
-                    "a corpus is made from python inputs",
-                    None,
-                );
+                faults.at(&format!("input.{name}.kind"), "a corpus is made from python inputs", None);
             }
         }
     }

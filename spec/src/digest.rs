@@ -48,9 +48,7 @@ impl Digest {
     /// # Errors
     /// When `hex` is anything else than 64 lower-case hex digits.
     pub fn from_hex(hex: &str) -> Result<Self, DigestError> {
-        let wrong = || DigestError {
-            found: hex.to_owned(),
-        };
+        let wrong = || DigestError { found: hex.to_owned() };
         let digits = hex.as_bytes();
         if digits.len() != 64 {
             return Err(wrong());
@@ -75,12 +73,8 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let hex = text.strip_prefix("sha256:").ok_or_else(|| DigestError {
-            found: text.to_owned(),
-        })?;
-        Self::from_hex(hex).map_err(|_| DigestError {
-            found: text.to_owned(),
-        })
+        let hex = text.strip_prefix("sha256:").ok_or_else(|| DigestError { found: text.to_owned() })?;
+        Self::from_hex(hex).map_err(|_| DigestError { found: text.to_owned() })
     }
 }
 
@@ -113,15 +107,9 @@ mod tests {
     #[test]
     fn refuses_what_is_not_a_digest() {
         let long = format!("{EMPTY}0");
-        for text in [
-            "",
-            "sha256:",
-            "sha512:00",
-            &EMPTY[7..],
-            &EMPTY.to_uppercase(),
-            &long,
-            &EMPTY.replace('e', "g"),
-        ] {
+        for text in
+            ["", "sha256:", "sha512:00", &EMPTY[7..], &EMPTY.to_uppercase(), &long, &EMPTY.replace('e', "g")]
+        {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
     }

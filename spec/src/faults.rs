@@ -30,11 +30,7 @@ impl fmt::Display for Faults {
             if index > 0 {
                 writeln!(f)?;
             }
-            write!(
-                f,
-                "{}:{}:{}: {}",
-                self.file, fault.line, fault.column, fault.message
-            )?;
+            write!(f, "{}:{}:{}: {}", self.file, fault.line, fault.column, fault.message)?;
             if let Some(hint) = &fault.hint {
                 write!(f, "\n  hint: {hint}")?;
             }

@@ -109,9 +109,7 @@ impl FromStr for Platform {
         match text {
             "linux/amd64" => Ok(Self::Amd64),
             "linux/arm64" => Ok(Self::Arm64),
-            _ => Err(PlatformError {
-                found: text.to_owned(),
-            }),
+            _ => Err(PlatformError { found: text.to_owned() }),
         }
     }
 }
@@ -132,19 +130,12 @@ impl Validate for ImageManifest {
         }
         for layer in &self.layer {
             if !self.input.contains_key(&layer.input) {
-                let message = format!(
-                    "layer {} holds input {}, which is not there",
-                    layer.name, layer.input
-                );
+                let message = format!("layer {} holds input {}, which is not there", layer.name, layer.input);
                 faults.at("layer", message, None);
             }
             if !is_clean_absolute(&layer.into) {
                 let message = format!("layer {}: {:?} is not an absolute path", layer.name, layer.into);
-                faults.at(
-                    "layer",
-                    message,
-                    Some("write it like \"/usr/bin\", without . or .."),
-                );
+                faults.at("layer", message, Some("write it like \"/usr/bin\", without . or .."));
             }
         }
         if self.config.entrypoint.is_empty() {
@@ -152,30 +143,14 @@ impl Validate for ImageManifest {
         }
         let ids: Vec<_> = self.config.user.split(':').map(str::parse::<u32>).collect();
         if !matches!(ids.as_slice(), [Ok(uid), Ok(_)] if *uid != 0) {
-            let message = format!(
-                "user {:?} is not a numeric uid:gid other than root",
-                self.config.user
-            );
+            let message = format!("user {:?} is not a numeric uid:gid other than root", self.config.user);
             faults.at("config.user", message, Some("use \"65532:65532\""));
         }
         if !is_clean_absolute(&self.config.working_dir) {
-            faults.at(
-                "config.working-dir",
-                "the working directory is not an absolute path",
-                None,
-            );
+            faults.at("config.working-dir", "the working directory is not an absolute path", None);
         }
-        for key in self
-            .config
-            .env
-            .keys()
-            .filter(|key| key.is_empty() || key.contains(['=', '\0']))
-        {
-            faults.at(
-                "config.env",
-                format!("{key:?} is not the name of an environment variable"),
-                None,
-            );
+        for key in self.config.env.keys().filter(|key| key.is_empty() || key.contains(['=', '\0'])) {
+            faults.at("config.env", format!("{key:?} is not the name of an environment variable"), None);
         }
     }
 }

@@ -9,19 +9,8 @@ use crate::Name;
 
 /// One input of an image or corpus, as a manifest names it. Paths are relative to the manifest's folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case",
-    deny_unknown_fields
-)]
-#[toml(
-    Toml,
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case",
-    recoverable
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+#[toml(Toml, tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", recoverable)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Input {
     /// A distribution of a Python package, from the index that pip is configured for.

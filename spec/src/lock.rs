@@ -25,19 +25,8 @@ pub struct Lock {
 
 /// One pinned input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case",
-    deny_unknown_fields
-)]
-#[toml(
-    Toml,
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case",
-    recoverable
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+#[toml(Toml, tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", recoverable)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum LockedInput {
     /// A file of a Python package.

@@ -35,13 +35,7 @@ impl FromStr for Name {
             && text.bytes().all(inner)
             && !text.starts_with('-')
             && !text.ends_with('-');
-        if well_formed {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(NameError {
-                found: text.to_owned(),
-            })
-        }
+        if well_formed { Ok(Self(text.to_owned())) } else { Err(NameError { found: text.to_owned() }) }
     }
 }
 

@@ -13,11 +13,7 @@ use crate::event::TrainerEvent;
 
 /// What an agent says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(
-    tag = "node-event",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case"
-)]
+#[serde(tag = "node-event", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum NodeEvent {
     /// The agent runs and has read its plan.

@@ -33,9 +33,7 @@ impl FromStr for ByteSize {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let wrong = || SizeError {
-            found: text.to_owned(),
-        };
+        let wrong = || SizeError { found: text.to_owned() };
         let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
         let unit = &text.trim()[digits.len()..];
         let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
@@ -131,13 +129,9 @@ mod tests {
 
     #[test]
     fn prints_three_digits() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.00 kB"),
-            (9_996_000, "10.0 MB"),
-            (123_456_789, "123 MB"),
-        ] {
+        for (bytes, text) in
+            [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_996_000, "10.0 MB"), (123_456_789, "123 MB")]
+        {
             assert_eq!(ByteSize(bytes).to_string(), text);
         }
     }

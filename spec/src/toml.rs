@@ -25,17 +25,10 @@ impl Collector<'_, '_> {
         let mut item = parts.next().and_then(|part| self.document.table().get(part));
         while let Some(found) = item {
             span = found.span();
-            item = parts
-                .next()
-                .and_then(|part| found.as_table().and_then(|table| table.get(part)));
+            item = parts.next().and_then(|part| found.as_table().and_then(|table| table.get(part)));
         }
         let (line, column) = place(self.text, span);
-        self.faults.push(Fault {
-            line,
-            column,
-            message: message.into(),
-            hint: hint.map(str::to_owned),
-        });
+        self.faults.push(Fault { line, column, message: message.into(), hint: hint.map(str::to_owned) });
     }
 }
 
@@ -49,10 +42,7 @@ where
 {
     let refuse = |mut faults: Vec<Fault>| {
         faults.sort_by_key(|fault| (fault.line, fault.column));
-        Faults {
-            file: file.to_owned(),
-            faults,
-        }
+        Faults { file: file.to_owned(), faults }
     };
     let arena = Arena::new();
     let mut document =
@@ -60,27 +50,16 @@ where
     let value = document
         .to::<T>()
         .map_err(|found| refuse(found.errors.iter().map(|error| fault(text, error)).collect()))?;
-    let mut collector = Collector {
-        document: &document,
-        text,
-        faults: Vec::new(),
-    };
+    let mut collector = Collector { document: &document, text, faults: Vec::new() };
     value.validate(&mut collector);
-    if collector.faults.is_empty() {
-        Ok(value)
-    } else {
-        Err(refuse(collector.faults))
-    }
+    if collector.faults.is_empty() { Ok(value) } else { Err(refuse(collector.faults)) }
 }
 
 /// Writes `value` as TOML.
 ///
 /// # Panics
 /// When `T` cannot be written as TOML, which is a property of the type and not of the value.
-#[expect(
-    clippy::expect_used,
-    reason = "a property of the type, proved by each type's round-trip test"
-)]
+#[expect(clippy::expect_used, reason = "a property of the type, proved by each type's round-trip test")]
 pub fn write<T: ToToml>(value: &T) -> String {
     toml_spanner::to_string(value).expect("the type has a TOML form")
 }
@@ -90,21 +69,13 @@ fn fault(text: &str, error: &toml_spanner::Error) -> Fault {
     let message = error.message_with_path(text);
     // Inputs are the one tagged type in TOML, and the reader does not list its tags.
     match error.kind() {
-        ErrorKind::Wanted {
-            expected: &"a known variant",
-            ..
-        } => Fault {
+        ErrorKind::Wanted { expected: &"a known variant", .. } => Fault {
             line,
             column,
             message: message.replace("expected a known variant, found table", "unknown kind"),
             hint: Some(format!("kind is one of {}", crate::input::KINDS)),
         },
-        _ => Fault {
-            line,
-            column,
-            message,
-            hint: None,
-        },
+        _ => Fault { line, column, message, hint: None },
     }
 }
 
@@ -113,10 +84,7 @@ fn place(text: &str, span: Span) -> (u32, u32) {
     let before = text.get(..start).unwrap_or(text);
     let line = before.matches('\n').count();
     let column = before.rsplit('\n').next().unwrap_or(before).chars().count();
-    (
-        u32::try_from(line + 1).unwrap_or(u32::MAX),
-        u32::try_from(column + 1).unwrap_or(u32::MAX),
-    )
+    (u32::try_from(line + 1).unwrap_or(u32::MAX), u32::try_from(column + 1).unwrap_or(u32::MAX))
 }
 
 /// Gives a type with `FromStr`, `Display` and `Clone` its TOML form, its serde string conversions and its JSON

@@ -114,18 +114,11 @@ impl ModelConfig {
             ("context", self.context),
         ] {
             if !(1..=1 << 20).contains(&value) {
-                faults.at(
-                    &format!("model.{key}"),
-                    format!("{key} is {value}; needed is 1 to 1048576"),
-                    None,
-                );
+                faults.at(&format!("model.{key}"), format!("{key} is {value}; needed is 1 to 1048576"), None);
             }
         }
         if self.heads > 0 && !self.channels.is_multiple_of(self.heads) {
-            let message = format!(
-                "channels ({}) is not a multiple of heads ({})",
-                self.channels, self.heads
-            );
+            let message = format!("channels ({}) is not a multiple of heads ({})", self.channels, self.heads);
             faults.at("model.channels", message, None);
         }
     }
@@ -135,11 +128,7 @@ impl TrainConfig {
     pub(crate) fn validate(&self, faults: &mut Collector<'_, '_>) {
         let mut positive = |key: &str, value: u64| {
             if value == 0 {
-                faults.at(
-                    &format!("train.{key}"),
-                    format!("{key} is 0; needed is at least 1"),
-                    None,
-                );
+                faults.at(&format!("train.{key}"), format!("{key} is 0; needed is at least 1"), None);
             }
         };
         positive("steps", self.steps);
@@ -151,29 +140,15 @@ impl TrainConfig {
         positive("keep-last", self.keep_last.into());
         let decay = |value: f64| (0.0..1.0).contains(&value);
         for (key, value, holds, needed) in [
-            (
-                "learning-rate",
-                self.learning_rate,
-                self.learning_rate > 0.0,
-                "above 0",
-            ),
-            (
-                "weight-decay",
-                self.weight_decay,
-                self.weight_decay >= 0.0,
-                "at least 0",
-            ),
+            ("learning-rate", self.learning_rate, self.learning_rate > 0.0, "above 0"),
+            ("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "at least 0"),
             ("beta1", self.beta1, decay(self.beta1), "at least 0 and below 1"),
             ("beta2", self.beta2, decay(self.beta2), "at least 0 and below 1"),
             ("epsilon", self.epsilon, self.epsilon > 0.0, "above 0"),
             ("clip-norm", self.clip_norm, self.clip_norm > 0.0, "above 0"),
         ] {
             if !(holds && value.is_finite()) {
-                faults.at(
-                    &format!("train.{key}"),
-                    format!("{key} is {value}; needed is {needed}"),
-                    None,
-                );
+                faults.at(&format!("train.{key}"), format!("{key} is {value}; needed is {needed}"), None);
             }
         }
         if !(0.0..=self.learning_rate).contains(&self.min_learning_rate) {
@@ -184,10 +159,7 @@ impl TrainConfig {
             faults.at("train.min-learning-rate", message, None);
         }
         if self.warmup_steps > self.steps {
-            let message = format!(
-                "warmup-steps ({}) is more than steps ({})",
-                self.warmup_steps, self.steps
-            );
+            let message = format!("warmup-steps ({}) is more than steps ({})", self.warmup_steps, self.steps);
             faults.at("train.warmup-steps", message, None);
         }
     }

@@ -32,28 +32,13 @@ const DIRECTION: [(&str, &[&str]); 7] = [
     ("trainyard-launcher", &["trainyard-spec"]),
     ("trainyard-node", &["trainyard-spec"]),
     ("trainyard-trainer", &["trainyard-spec"]),
-    (
-        "trainyard",
-        &[
-            "trainyard-builder",
-            "trainyard-launcher",
-            "trainyard-spec",
-            "trainyard-trainer",
-        ],
-    ),
+    ("trainyard", &["trainyard-builder", "trainyard-launcher", "trainyard-spec", "trainyard-trainer"]),
     ("xtask", &["trainyard-spec"]),
 ];
 
 pub(crate) fn check(root: &Path) -> anyhow::Result<()> {
-    let metadata = MetadataCommand::new()
-        .current_dir(root)
-        .other_options(["--locked".to_owned()])
-        .exec()?;
-    let own: BTreeSet<_> = metadata
-        .workspace_packages()
-        .iter()
-        .map(|package| package.id.clone())
-        .collect();
+    let metadata = MetadataCommand::new().current_dir(root).other_options(["--locked".to_owned()]).exec()?;
+    let own: BTreeSet<_> = metadata.workspace_packages().iter().map(|package| package.id.clone()).collect();
     let mut faults = Vec::new();
     for package in &metadata.packages {
         if own.contains(&package.id) {
@@ -90,24 +75,11 @@ fn licence(package: &Package) -> Option<String> {
     let allowed = Expression::parse_mode(text, ParseMode::LAX).is_ok_and(|expression| {
         expression.evaluate(|required| LICENCES.contains(&required.to_string().as_str()))
     });
-    (!allowed).then(|| {
-        format!(
-            "{} {}: licence {text:?} is not on the list",
-            package.name, package.version
-        )
-    })
+    (!allowed).then(|| format!("{} {}: licence {text:?} is not on the list", package.name, package.version))
 }
 
 fn source(package: &Package) -> Option<String> {
-    let source = package
-        .source
-        .as_ref()
-        .map(ToString::to_string)
-        .unwrap_or_default();
-    (!source.starts_with("registry+")).then(|| {
-        format!(
-            "{} {}: comes from {source:?}, not from a registry",
-            package.name, package.version
-        )
-    })
+    let source = package.source.as_ref().map(ToString::to_string).unwrap_or_default();
+    (!source.starts_with("registry+"))
+        .then(|| format!("{} {}: comes from {source:?}, not from a registry", package.name, package.version))
 }

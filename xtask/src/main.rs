@@ -14,11 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    about = "Chores of the Trainyard project",
-    disable_help_subcommand = true
-)]
+#[command(name = "cargo xtask", about = "Chores of the Trainyard project", disable_help_subcommand = true)]
 enum Xtask {
     /// Run every check and every test
     Ci,
@@ -42,7 +38,5 @@ fn main() -> anyhow::Result<()> {
 
 /// The workspace's folder.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -14,10 +14,7 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<()> {
     let mut faults = Vec::new();
     let mut seen = 0;
     for command in commands(&text) {
-        let words: Vec<&str> = command
-            .split_whitespace()
-            .take_while(|word| !word.starts_with('#'))
-            .collect();
+        let words: Vec<&str> = command.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
         let arguments = match words.as_slice() {
             ["cargo", "run", "--release", "--", arguments @ ..] | ["trainyard", arguments @ ..] => arguments,
             ["cargo", "xtask", "ci"] => continue,
@@ -52,11 +49,8 @@ fn commands(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn accepted(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
-    let subcommands: Vec<&str> = arguments
-        .iter()
-        .copied()
-        .take_while(|word| word.chars().all(|c| c.is_ascii_lowercase()))
-        .collect();
+    let subcommands: Vec<&str> =
+        arguments.iter().copied().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase())).collect();
     let mut help = None;
     // A word after the subcommand may be its argument: the longest prefix that has a help text is the subcommand.
     for length in (1..=subcommands.len()).rev() {
@@ -72,16 +66,9 @@ fn accepted(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
         }
     }
     let help = help.context("no such subcommand")?;
-    for option in arguments
-        .iter()
-        .take_while(|word| **word != "--")
-        .filter(|word| word.starts_with('-'))
-    {
+    for option in arguments.iter().take_while(|word| **word != "--").filter(|word| word.starts_with('-')) {
         let name = option.split('=').next().unwrap_or(option);
-        if !help
-            .split(|c: char| c.is_whitespace() || c == ',')
-            .any(|word| word == name)
-        {
+        if !help.split(|c: char| c.is_whitespace() || c == ',').any(|word| word == name) {
             bail!("{name} is not an option of it");
         }
     }

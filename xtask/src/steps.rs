@@ -14,12 +14,7 @@ const CHECKS: [(&str, Check); 8] = [
     ("format", |root| run(root, "cargo fmt --all --check")),
     ("text", text::check),
     ("dependencies", dependencies::check),
-    ("lint", |root| {
-        run(
-            root,
-            "cargo clippy --workspace --all-targets --locked -- -D warnings",
-        )
-    }),
+    ("lint", |root| run(root, "cargo clippy --workspace --all-targets --locked -- -D warnings")),
     ("schemas", schemas::check),
     ("docs", docs),
     ("readme", readme::check),
@@ -69,10 +64,8 @@ fn docs(root: &Path) -> anyhow::Result<()> {
 /// Doc tests, then everything else: with nextest where it is installed, with cargo's own runner elsewhere.
 fn test(root: &Path) -> anyhow::Result<()> {
     run(root, "cargo test --doc --workspace --locked --quiet")?;
-    let nextest = Command::new("cargo")
-        .args(["nextest", "--version"])
-        .output()
-        .is_ok_and(|out| out.status.success());
+    let nextest =
+        Command::new("cargo").args(["nextest", "--version"]).output().is_ok_and(|out| out.status.success());
     if nextest {
         run(root, "cargo nextest run --workspace --locked --no-fail-fast")
     } else {
@@ -89,10 +82,7 @@ fn run(root: &Path, line: &str) -> anyhow::Result<()> {
 }
 
 fn status(root: &Path, command: &mut Command) -> anyhow::Result<()> {
-    let status = command
-        .current_dir(root)
-        .status()
-        .with_context(|| format!("cannot start {command:?}"))?;
+    let status = command.current_dir(root).status().with_context(|| format!("cannot start {command:?}"))?;
     if !status.success() {
         bail!("{command:?} ended with {status}");
     }

@@ -30,10 +30,7 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<()> {
         .output()
         .context("cannot run git to list the project's files")?;
     let mut faults = Vec::new();
-    for name in String::from_utf8(listed.stdout)?
-        .split('\0')
-        .filter(|name| !name.is_empty())
-    {
+    for name in String::from_utf8(listed.stdout)?.split('\0').filter(|name| !name.is_empty()) {
         // Cargo writes the registry's own name into its lock file.
         if name == "Cargo.lock" {
             continue;

@@ -80,38 +80,25 @@ pub(crate) fn edit(text: &str, old: &str, new: &str) -> String {
 }
 
 fn image_faults(text: &str) -> String {
-    read::<ImageManifest>("image.toml", text)
-        .expect_err("the manifest is wrong")
-        .to_string()
+    read::<ImageManifest>("image.toml", text).expect_err("the manifest is wrong").to_string()
 }
 
 fn job_faults(text: &str) -> String {
-    read::<JobManifest>("job.toml", text)
-        .expect_err("the manifest is wrong")
-        .to_string()
+    read::<JobManifest>("job.toml", text).expect_err("the manifest is wrong").to_string()
 }
 
 #[test]
 fn good_files_are_read_and_survive_a_round_trip() {
     let image: ImageManifest = read("image.toml", IMAGE).unwrap();
     assert_eq!(image.config.working_dir, "/");
-    assert_eq!(
-        read::<ImageManifest>("image.toml", &write(&image)).unwrap(),
-        image
-    );
+    assert_eq!(read::<ImageManifest>("image.toml", &write(&image)).unwrap(), image);
 
     let job: JobManifest = read("job.toml", JOB).unwrap();
-    assert_eq!(
-        (job.ranks_per_node, job.max_restarts, job.train.grad_accumulation),
-        (1, 3, 1)
-    );
+    assert_eq!((job.ranks_per_node, job.max_restarts, job.train.grad_accumulation), (1, 3, 1));
     assert_eq!(read::<JobManifest>("job.toml", &write(&job)).unwrap(), job);
 
     let corpus: CorpusManifest = read("corpus.toml", CORPUS).unwrap();
-    assert_eq!(
-        read::<CorpusManifest>("corpus.toml", &write(&corpus)).unwrap(),
-        corpus
-    );
+    assert_eq!(read::<CorpusManifest>("corpus.toml", &write(&corpus)).unwrap(), corpus);
 }
 
 #[test]

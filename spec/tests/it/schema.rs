@@ -10,9 +10,7 @@ fn accepts(schema: &str, text: &str) -> bool {
     let document = toml_spanner::parse(text, &arena).unwrap();
     let value: Value = serde_json::to_value(document.table()).unwrap();
     let (_, schema) = all().into_iter().find(|(name, _)| *name == schema).unwrap();
-    jsonschema::validator_for(schema.as_value())
-        .unwrap()
-        .is_valid(&value)
+    jsonschema::validator_for(schema.as_value()).unwrap().is_valid(&value)
 }
 
 #[test]
@@ -37,11 +35,7 @@ fn schemas_refuse_what_the_readers_refuse() {
     ] {
         assert!(!accepts("image-manifest", &edit(IMAGE, old, new)), "{new}");
     }
-    for (old, new) in [
-        ("nodes = 4", "nodes = -4"),
-        ("steps = 10", "steps = \"10\""),
-        ("layers = 2", ""),
-    ] {
+    for (old, new) in [("nodes = 4", "nodes = -4"), ("steps = 10", "steps = \"10\""), ("layers = 2", "")] {
         assert!(!accepts("job-manifest", &edit(JOB, old, new)), "{new}");
     }
 }
