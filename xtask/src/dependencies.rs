@@ -72,14 +72,33 @@ fn direction(package: &Package) -> Vec<String> {
 
 fn licence(package: &Package) -> Option<String> {
     let text = package.license.as_deref().unwrap_or_default();
-    let allowed = Expression::parse_mode(text, ParseMode::LAX).is_ok_and(|expression| {
+    (!allowed(text))
+        .then(|| format!("{} {}: licence {text:?} is not on the list", package.name, package.version))
+}
+
+fn allowed(licence: &str) -> bool {
+    Expression::parse_mode(licence, ParseMode::LAX).is_ok_and(|expression| {
         expression.evaluate(|required| LICENCES.contains(&required.to_string().as_str()))
-    });
-    (!allowed).then(|| format!("{} {}: licence {text:?} is not on the list", package.name, package.version))
+    })
 }
 
 fn source(package: &Package) -> Option<String> {
     let source = package.source.as_ref().map(ToString::to_string).unwrap_or_default();
     (!source.starts_with("registry+"))
         .then(|| format!("{} {}: comes from {source:?}, not from a registry", package.name, package.version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::allowed;
+
+    #[test]
+    fn licences() {
+        for good in ["MIT", "MIT OR Apache-2.0", "MIT/GPL-3.0", "(MIT OR ISC) AND Unicode-3.0"] {
+            assert!(allowed(good), "{good}");
+        }
+        for bad in ["", "GPL-3.0-only", "MIT AND GPL-3.0", "Apache-2.0 WITH GCC-exception-2.0", "free"] {
+            assert!(!allowed(bad), "{bad}");
+        }
+    }
 }

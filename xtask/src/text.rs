@@ -39,16 +39,35 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<()> {
         let Ok(text) = fs::read_to_string(root.join(name)) else {
             continue;
         };
-        for (number, line) in text.lines().enumerate() {
-            for (first, second) in FORBIDDEN {
-                if line.contains(&format!("{first}{second}")) {
-                    faults.push(format!("{name}:{}: {first}{second} may not be named", number + 1));
-                }
-            }
-        }
+        faults.extend(found(&text).map(|(line, what)| format!("{name}:{line}: {what} may not be named")));
     }
     if !faults.is_empty() {
         bail!("{}", faults.join("\n"));
     }
     Ok(())
+}
+
+/// Line and text of everything forbidden in `text`.
+fn found(text: &str) -> impl Iterator<Item = (usize, String)> {
+    text.lines().enumerate().flat_map(|(index, line)| {
+        FORBIDDEN
+            .iter()
+            .map(|(first, second)| format!("{first}{second}"))
+            .filter(|whole| line.contains(whole.as_str()))
+            .map(move |whole| (index + 1, whole))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FORBIDDEN, found};
+
+    #[test]
+    fn each_forbidden_name_is_found_at_its_line() {
+        for (first, second) in FORBIDDEN {
+            let whole = format!("{first}{second}");
+            assert_eq!(found(&format!("one\nsee {whole}")).collect::<Vec<_>>(), [(2, whole)]);
+        }
+        assert_eq!(found("nothing here").count(), 0);
+    }
 }
