@@ -1,0 +1,2 @@
+//! The trainer's command line.
+fn main() {}
