@@ -17,7 +17,7 @@ use crate::{Digest, FormatVersion, Name};
 pub struct Lock {
     /// Format version.
     pub version: FormatVersion<1>,
-    /// Digest of the manifest's input tables, to notice a lock that is out of date.
+    /// Digest of the manifest's input tables and platform, to notice a lock that is out of date.
     pub manifest: Digest,
     /// Locked inputs by name.
     pub input: BTreeMap<Name, LockedInput>,
@@ -46,17 +46,16 @@ pub enum LockedInput {
         version: String,
         /// The package file; its name is the path below an archive's root (`pool/...`).
         file: LockedFile,
-        /// Static objects and archives in the package, by file name.
+        /// Static objects and archives in the package that a cargo input links, by path in the package.
         objects: BTreeMap<String, Digest>,
     },
-    /// The toolchain that compiles a cargo input.
+    /// The toolchain that compiles and links a cargo input. The crates are pinned by the workspace's own `Cargo.lock`,
+    /// which cargo is told to follow to the letter.
     Cargo {
         /// rustc's release, as in `rust-toolchain.toml`.
         rustc: String,
-        /// rustc's commit.
+        /// rustc's commit, which also fixes the linker that comes with it.
         commit: String,
-        /// Digest of the workspace's `Cargo.lock`.
-        crates: Digest,
     },
 }
 
