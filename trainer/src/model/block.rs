@@ -58,7 +58,7 @@ impl Block {
         self.norm1.forward(ops, normed, stats(saved.stats1_bt2), input);
         self.attention_in.forward(ops, qkv, normed, rows, None, Finish::Keep);
         let attention = btc(saved.attention_btc);
-        ops.attention(attention, saved.lse_bht.first(rows * shape.heads), qkv, shape);
+        ops.attention(attention, saved.softmax_bht2.first(rows * shape.heads * 2), qkv, shape);
         self.attention_out.forward(ops, middle, attention, rows, Some(input), Finish::Keep);
 
         self.norm2.forward(ops, normed, stats(saved.stats2_bt2), middle);
@@ -111,13 +111,13 @@ impl Block {
         let (dresidual, dbranch) = (btc(activations.dresidual_btc), btc(activations.dbranch_btc));
         let (normed, input) = (btc(activations.normed_btc), btc(saved.input_btc));
         let (attention, stats) = (btc(saved.attention_btc), saved.stats1_bt2.first(rows * 2));
-        let lse = saved.lse_bht.first(rows * shape.heads);
+        let softmax = saved.softmax_bht2.first(rows * shape.heads * 2);
         let qkv = saved.qkv_bt3c.first(rows * 3 * self.channels);
         let dqkv = activations.wide.first(rows * 3 * self.channels);
 
         self.attention_out.backward_parameters(ops, dresidual, attention, rows, accumulate);
         self.attention_out.backward_input(ops, dbranch, dresidual, rows, Finish::Keep);
-        ops.attention_backward(dqkv, dbranch, attention, lse, qkv, shape);
+        ops.attention_backward(dqkv, dbranch, attention, softmax, qkv, shape);
         self.norm1.forward_again(ops, normed, stats, input);
         self.attention_in.backward_parameters(ops, dqkv, normed, rows, accumulate);
         self.attention_in.backward_input(ops, dbranch, dqkv, rows, Finish::Keep);

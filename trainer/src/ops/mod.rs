@@ -258,8 +258,9 @@ pub trait Ops {
     fn gelu_with_derivative(&mut self, gelu: Span, x: Span);
 
     /// Causal attention. `qkv_bt3c` holds queries, keys and values, each (H, D), for every token; `out_btc` is
-    /// softmax(Q K^T / sqrt(D)) V by head; `lse_bht` takes the logarithm of each softmax's denominator.
-    fn attention(&mut self, out_btc: Span, lse_bht: Span, qkv_bt3c: Span, shape: AttentionShape);
+    /// softmax(Q K^T / sqrt(D)) V by head; `stats_bht2` takes each query's largest product with a key, and the
+    /// reciprocal of its softmax's denominator.
+    fn attention(&mut self, out_btc: Span, stats_bht2: Span, qkv_bt3c: Span, shape: AttentionShape);
 
     /// Gradient of [`Ops::attention`].
     fn attention_backward(
@@ -267,7 +268,7 @@ pub trait Ops {
         dqkv_bt3c: Span,
         dout_btc: Span,
         out_btc: Span,
-        lse_bht: Span,
+        stats_bht2: Span,
         qkv_bt3c: Span,
         shape: AttentionShape,
     );

@@ -1,0 +1,4 @@
+//! Integration tests of the trainer.
+
+mod gradients;
+mod numbers;
