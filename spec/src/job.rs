@@ -95,7 +95,8 @@ impl Validate for JobManifest {
             let message = format!("temperature is {}; needed is 0 to 100", sample.temperature);
             faults.at("sample.temperature", message, None);
         }
-        self.model.validate(faults);
-        self.train.validate(faults);
+        let mut report = |key: &str, message: String| faults.at(key, message, None);
+        self.model.validate(&mut report);
+        self.train.validate(&mut report);
     }
 }

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use toml_spanner::Toml;
 
 use crate::FormatVersion;
-use crate::toml::Collector;
 
 /// The trainer's whole configuration, as the launcher writes it to `trainer.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -105,8 +104,20 @@ mod default {
     }
 }
 
+impl TrainerConfig {
+    /// Every rule across fields that the configuration breaks, as "key: what was found and what was needed". A job
+    /// manifest's rules are the same; this is for configurations that come as JSON.
+    pub fn broken_rules(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut report = |key: &str, message: String| broken.push(format!("{key}: {message}"));
+        self.model.validate(&mut report);
+        self.train.validate(&mut report);
+        broken
+    }
+}
+
 impl ModelConfig {
-    pub(crate) fn validate(&self, faults: &mut Collector<'_, '_>) {
+    pub(crate) fn validate(&self, report: &mut dyn FnMut(&str, String)) {
         for (key, value) in [
             ("layers", self.layers),
             ("heads", self.heads),
@@ -114,21 +125,21 @@ impl ModelConfig {
             ("context", self.context),
         ] {
             if !(1..=1 << 20).contains(&value) {
-                faults.at(&format!("model.{key}"), format!("{key} is {value}; needed is 1 to 1048576"), None);
+                report(&format!("model.{key}"), format!("{key} is {value}; needed is 1 to 1048576"));
             }
         }
         if self.heads > 0 && !self.channels.is_multiple_of(self.heads) {
             let message = format!("channels ({}) is not a multiple of heads ({})", self.channels, self.heads);
-            faults.at("model.channels", message, None);
+            report("model.channels", message);
         }
     }
 }
 
 impl TrainConfig {
-    pub(crate) fn validate(&self, faults: &mut Collector<'_, '_>) {
+    pub(crate) fn validate(&self, report: &mut dyn FnMut(&str, String)) {
         let mut positive = |key: &str, value: u64| {
             if value == 0 {
-                faults.at(&format!("train.{key}"), format!("{key} is 0; needed is at least 1"), None);
+                report(&format!("train.{key}"), format!("{key} is 0; needed is at least 1"));
             }
         };
         positive("steps", self.steps);
@@ -148,7 +159,7 @@ impl TrainConfig {
             ("clip-norm", self.clip_norm, self.clip_norm > 0.0, "above 0"),
         ] {
             if !(holds && value.is_finite()) {
-                faults.at(&format!("train.{key}"), format!("{key} is {value}; needed is {needed}"), None);
+                report(&format!("train.{key}"), format!("{key} is {value}; needed is {needed}"));
             }
         }
         if !(0.0..=self.learning_rate).contains(&self.min_learning_rate) {
@@ -156,11 +167,11 @@ impl TrainConfig {
                 "min-learning-rate is {}; needed is 0 to learning-rate ({})",
                 self.min_learning_rate, self.learning_rate
             );
-            faults.at("train.min-learning-rate", message, None);
+            report("train.min-learning-rate", message);
         }
         if self.warmup_steps > self.steps {
             let message = format!("warmup-steps ({}) is more than steps ({})", self.warmup_steps, self.steps);
-            faults.at("train.warmup-steps", message, None);
+            report("train.warmup-steps", message);
         }
     }
 }
