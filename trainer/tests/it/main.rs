@@ -1,4 +1,5 @@
 //! Integration tests of the trainer.
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod gradients;
 mod numbers;

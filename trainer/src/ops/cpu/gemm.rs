@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::element::Element;
 use super::gelu;
 use super::isa::{Available, per_isa};
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Kernel, Tile, Transpose};
 use super::pool::Pool;
 
 /// k of a packed panel: a right panel fits the first-level cache.
@@ -151,13 +151,13 @@ pub(super) unsafe fn multiply<E: Element>(
             // SAFETY: the factor has these elements.
             unsafe {
                 let right = right.from(depth.start, columns.start).transpose();
-                pack(available, kernel.columns, right, columns.len(), depth.len(), packed_right);
+                pack(available, &kernel, kernel.columns, right, columns.len(), depth.len(), packed_right);
             }
             for rows in steps(0..size.rows, most_rows) {
                 // SAFETY: as above.
                 unsafe {
                     let left = left.from(rows.start, depth.start);
-                    pack(available, kernel.rows, left, rows.len(), depth.len(), packed_left);
+                    pack(available, &kernel, kernel.rows, left, rows.len(), depth.len(), packed_left);
                 }
                 if depth.start == 0 {
                     before(rows.clone(), columns.clone());
@@ -215,6 +215,7 @@ unsafe fn tiles<E: Element>(
 /// `from` must have the elements.
 unsafe fn pack<E: Element>(
     available: Available,
+    kernel: &Kernel<E>,
     width: usize,
     from: View<E>,
     count: usize,
@@ -224,6 +225,20 @@ unsafe fn pack<E: Element>(
     for (rows, panel) in steps(0..count, width).zip(packed.chunks_exact_mut(width * depth)) {
         // SAFETY: the caller's promise.
         let from = unsafe { from.from(rows.start, 0) };
+        if from.column == 1 && kernel.transposes() {
+            // SAFETY: the caller's promise, and the panel's length.
+            unsafe {
+                kernel.transpose(Transpose {
+                    from: from.start,
+                    stride: from.row,
+                    rows: rows.len(),
+                    depth,
+                    panel: panel.as_mut_ptr(),
+                    width,
+                });
+            }
+            continue;
+        }
         match width {
             4 => pack_panel_4(available, from, rows.len(), panel),
             6 => pack_panel_6(available, from, rows.len(), panel),
@@ -382,8 +397,7 @@ fn cut<E: Element>(
 ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + Send + use<E> {
     let by_columns = size.rows < size.columns;
     let (len, unit) = if by_columns { (size.columns, kernel.columns) } else { (size.rows, kernel.rows) };
-    let most = if threads == 1 { 1 } else { 2 * threads };
-    let pieces = (size.rows * size.columns * size.depth / LEAST_WORK).clamp(1, most);
+    let pieces = (size.rows * size.columns * size.depth / LEAST_WORK).clamp(1, threads);
     steps(0..len, len.div_ceil(pieces).next_multiple_of(unit))
         .map(move |part| if by_columns { (0..size.rows, part) } else { (part, 0..size.columns) })
 }

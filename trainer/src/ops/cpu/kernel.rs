@@ -34,13 +34,48 @@ pub struct Kernel<E> {
     pub(super) rows: usize,
     pub(super) columns: usize,
     run: unsafe fn(Available, Tile<E>),
+    transpose: Option<unsafe fn(Transpose<E>)>,
     available: Available,
+}
+
+/// Operands of packing a panel whose elements follow each other along k.
+#[derive(Clone, Copy)]
+pub(super) struct Transpose<E> {
+    /// Element (row, k) is at `row * stride + k`.
+    pub(super) from: *const E,
+    pub(super) stride: usize,
+    /// Rows that are there, at most `width`.
+    pub(super) rows: usize,
+    pub(super) depth: usize,
+    /// Element (row, k) goes to `k * width + row`; 0 goes where there is no row.
+    pub(super) panel: *mut E,
+    pub(super) width: usize,
 }
 
 impl<E: Element> Kernel<E> {
     /// Written for the compiler to vectorise.
     pub(super) fn portable(available: Available) -> Self {
-        Self { rows: PORTABLE_ROWS, columns: PORTABLE_COLUMNS, run: portable, available }
+        Self { rows: PORTABLE_ROWS, columns: PORTABLE_COLUMNS, run: portable, transpose: None, available }
+    }
+
+    /// Whether [`Kernel::transpose`] has instructions to use.
+    pub(super) fn transposes(&self) -> bool {
+        self.transpose.is_some()
+    }
+
+    /// Packs a panel.
+    ///
+    /// # Safety
+    /// `from` must have the rows, `depth` elements of each, and the panel hold `width` times `depth` elements.
+    ///
+    /// # Panics
+    /// When there are no instructions for it.
+    pub(super) unsafe fn transpose(&self, transpose: Transpose<E>) {
+        let Some(run) = self.transpose else {
+            panic!("no transposition for {:?}", self.available);
+        };
+        // SAFETY: the caller's promise; the kernel was chosen by what the processor has.
+        unsafe { run(transpose) }
     }
 
     /// # Safety
@@ -56,14 +91,25 @@ impl<E: Element> Kernel<E> {
 impl Kernel<f32> {
     /// The best for f32.
     pub(super) fn f32(available: Available) -> Self {
-        let (rows, columns, run): (_, _, unsafe fn(Available, Tile<f32>)) = match available.isa() {
+        match available.isa() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => (x86::avx512::ROWS, x86::avx512::COLUMNS, x86::avx512::run),
+            Isa::Avx512 => Self {
+                rows: x86::avx512::ROWS,
+                columns: x86::avx512::COLUMNS,
+                run: x86::avx512::run,
+                transpose: Some(x86::transpose),
+                available,
+            },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => (x86::avx2::ROWS, x86::avx2::COLUMNS, x86::avx2::run),
-            _ => return Self::portable(available),
-        };
-        Self { rows, columns, run, available }
+            Isa::Avx2 => Self {
+                rows: x86::avx2::ROWS,
+                columns: x86::avx2::COLUMNS,
+                run: x86::avx2::run,
+                transpose: None,
+                available,
+            },
+            _ => Self::portable(available),
+        }
     }
 }
 
@@ -188,4 +234,50 @@ mod x86 {
         avx2, "avx2,fma", 8, 6, [1 2 3 4 5 6],
         _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps
     );
+
+    /// # Safety
+    /// As [`super::Kernel::transpose`], on a processor with AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn transpose(t: super::Transpose<f32>) {
+        use std::arch::x86_64::*;
+        let mask = |count: usize| ((1_u32 << count.min(16)) - 1) as __mmask16;
+        for row in (0..t.width).step_by(16) {
+            let store = mask(t.width - row);
+            for k in (0..t.depth).step_by(16) {
+                let load = mask(t.depth - k);
+                let mut x = [_mm512_setzero_ps(); 16];
+                for (i, x) in x.iter_mut().enumerate().take(t.rows.saturating_sub(row)) {
+                    // SAFETY: the row is there, and the mask ends at its last element.
+                    *x = unsafe { _mm512_maskz_loadu_ps(load, t.from.add((row + i) * t.stride + k)) };
+                }
+                // Pairs of rows, then of pairs, within each quarter of a vector; then the quarters.
+                let mut y = [_mm512_setzero_ps(); 16];
+                for i in 0..8 {
+                    y[2 * i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]);
+                    y[2 * i + 1] = _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
+                }
+                let pair = |high: bool, a: __m512, b: __m512| {
+                    let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                    _mm512_castpd_ps(if high { _mm512_unpackhi_pd(a, b) } else { _mm512_unpacklo_pd(a, b) })
+                };
+                for i in 0..4 {
+                    for j in 0..4 {
+                        x[4 * i + j] = pair(j % 2 == 1, y[4 * i + j / 2], y[4 * i + j / 2 + 2]);
+                    }
+                }
+                for j in 0..4 {
+                    let low = [0, 8].map(|i| _mm512_shuffle_f32x4::<0x88>(x[i + j], x[i + 4 + j]));
+                    let high = [0, 8].map(|i| _mm512_shuffle_f32x4::<0xdd>(x[i + j], x[i + 4 + j]));
+                    y[j] = _mm512_shuffle_f32x4::<0x88>(low[0], low[1]);
+                    y[4 + j] = _mm512_shuffle_f32x4::<0x88>(high[0], high[1]);
+                    y[8 + j] = _mm512_shuffle_f32x4::<0xdd>(low[0], low[1]);
+                    y[12 + j] = _mm512_shuffle_f32x4::<0xdd>(high[0], high[1]);
+                }
+                for (i, &y) in y.iter().enumerate().take(t.depth - k) {
+                    // SAFETY: the panel has this k, and the mask ends at its last row.
+                    unsafe { _mm512_mask_storeu_ps(t.panel.add((k + i) * t.width + row), store, y) };
+                }
+            }
+        }
+    }
 }
