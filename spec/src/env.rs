@@ -9,6 +9,8 @@ pub const HOME: &str = "TRAINYARD_HOME";
 pub const NO_COLOR: &str = "NO_COLOR";
 /// Read: address of the Podman service, as Podman's own client reads it.
 pub const CONTAINER_HOST: &str = "CONTAINER_HOST";
+/// Read: where a rootless Podman service has its socket (XDG Base Directory).
+pub const XDG_RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// Set for `trainyard-node`: path of its [`crate::plan::NodePlan`] as JSON, as seen inside the node.
 pub const NODE_PLAN: &str = "TRAINYARD_NODE_PLAN";

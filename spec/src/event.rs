@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::EngineKind;
 use crate::protocol::NodeEvent;
 use crate::{Digest, Exit, FormatVersion, Name};
 
@@ -122,7 +123,12 @@ pub enum JobEvent {
         /// Ranks in all.
         world_size: u32,
         /// The engine that runs it.
-        engine: String,
+        engine: EngineKind,
+    },
+    /// What the controller does next, or something worth a person's attention.
+    Note {
+        /// One line.
+        message: String,
     },
     /// An attempt starts.
     AttemptStarted {
@@ -159,8 +165,8 @@ pub enum JobEvent {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
-    /// Index of the node.
-    pub node: u32,
+    /// Index of the node, or none when it was not one node that failed.
+    pub node: Option<u32>,
     /// The rank, or none when the node itself failed.
     pub rank: Option<u32>,
     /// Whose fault it is.

@@ -41,7 +41,12 @@ pub enum NodeEvent {
         /// The line without its end.
         line: String,
     },
-    /// A rank ended.
+    /// Lines of output that were dropped, because the agent's own output was not read fast enough.
+    OutputLost {
+        /// How many.
+        lines: u64,
+    },
+    /// A rank ended. All that it reported and wrote came before.
     RankExited {
         /// Global rank.
         rank: u32,

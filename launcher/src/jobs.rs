@@ -1,0 +1,297 @@
+//! The jobs of this machine, seen from outside: what is in their run directories, and how they are stopped.
+
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use trainyard_spec::event::{Failure, JobEvent, JobRecord, TrainerEvent};
+use trainyard_spec::plan::EngineKind;
+use trainyard_spec::protocol::NodeEvent;
+use trainyard_spec::{Exit, Name};
+
+use crate::engine;
+use crate::journal::EVENTS;
+use crate::run_dir::{Holder, RunDir, RunDirError, holder, read_plan};
+
+/// A job, as far as its run directory tells.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Status {
+    /// Its id.
+    pub id: Name,
+    /// Its run directory.
+    pub run_dir: PathBuf,
+    /// Whether it runs.
+    pub phase: Phase,
+    /// How it ended, where it has.
+    pub exit: Option<Exit>,
+    /// What runs its nodes.
+    pub engine: EngineKind,
+    /// Nodes.
+    pub nodes: usize,
+    /// Ranks in all.
+    pub world_size: u32,
+    /// Attempts made.
+    pub attempts: u32,
+    /// Steps done, as last reported.
+    pub step: u64,
+    /// Steps that it ends at.
+    pub steps: u64,
+    /// Training loss, as last reported.
+    pub loss: Option<f64>,
+    /// Validation loss, as last reported.
+    pub validation_loss: Option<f64>,
+    /// Steps in the newest complete checkpoint.
+    pub checkpoint: Option<u64>,
+    /// The failure of each attempt that failed.
+    pub failures: Vec<Failure>,
+    /// When anything last happened, RFC 3339.
+    pub last_event: Option<String>,
+    /// The controller, while it runs.
+    pub controller: Option<Holder>,
+}
+
+/// Whether a job runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// A controller is at work.
+    Running,
+    /// It was ended by its controller.
+    Ended,
+    /// Its controller is gone without having ended it; its nodes end by their leases, or by [`stop`].
+    Abandoned,
+}
+
+/// Why a job cannot be looked at or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum JobsError {
+    /// There is no such job.
+    #[error("no job {id:?} in {}; `trainyard status` lists the jobs of this machine", jobs.display())]
+    Unknown {
+        /// What was asked for.
+        id: String,
+        /// Where it was looked for.
+        jobs: PathBuf,
+    },
+    /// A file or folder.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A run directory.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The controller does not stop.
+    #[error("process {pid}, the job's controller, cannot be signalled: {source}; it belongs to another user")]
+    Signal {
+        /// The controller.
+        pid: u32,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Something of the job is left.
+    #[error("the job is stopped, but something is left of it: {}", errors.join("; "))]
+    LeftOver {
+        /// What could not be removed.
+        errors: Vec<String>,
+    },
+}
+
+/// An id for the next launch of a job with this name: the name and the first number that no folder has.
+///
+/// # Errors
+/// When the folder of jobs is there and cannot be read.
+pub fn next_id(jobs: &Path, name: &Name) -> Result<Name, JobsError> {
+    let taken = entries(jobs)?;
+    let number =
+        taken.iter().filter_map(|taken| taken.strip_prefix(name.as_str())?.strip_prefix('-')?.parse().ok());
+    let next = number.max().unwrap_or(0_u64) + 1;
+    // A name is at most 63 characters, and the number must find room in it.
+    let digits = next.to_string();
+    let room = 62 - digits.len();
+    let stem = name.as_str().get(..room).unwrap_or(name.as_str()).trim_end_matches('-');
+    Ok(format!("{stem}-{digits}").parse().expect("a name, a dash and digits are a name"))
+}
+
+/// The run directory of a job.
+///
+/// # Errors
+/// When there is no such job.
+pub fn find(jobs: &Path, id: &str) -> Result<PathBuf, JobsError> {
+    let unknown = || JobsError::Unknown { id: id.to_owned(), jobs: jobs.to_owned() };
+    let path = jobs.join(id.parse::<Name>().map_err(|_| unknown())?.as_str());
+    if path.join("plan.json").is_file() { Ok(path) } else { Err(unknown()) }
+}
+
+/// All jobs of a folder, sorted by id. Folders without a plan, or with one of another version, are left out.
+///
+/// # Errors
+/// When the folder is there and cannot be read.
+pub fn list(jobs: &Path) -> Result<Vec<Status>, JobsError> {
+    let statuses = entries(jobs)?.into_iter().map(|name| status(&jobs.join(name)));
+    statuses.filter(|status| !matches!(status, Err(JobsError::RunDir(_)))).collect()
+}
+
+fn entries(jobs: &Path) -> Result<Vec<String>, JobsError> {
+    let failed = |source| JobsError::Read { path: jobs.to_owned(), source };
+    let mut names = Vec::new();
+    match fs::read_dir(jobs) {
+        Ok(entries) => {
+            for entry in entries {
+                names.extend(entry.map_err(failed)?.file_name().into_string().ok());
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The status of the job in a run directory.
+///
+/// # Errors
+/// When it holds no readable plan.
+pub fn status(run_dir: &Path) -> Result<Status, JobsError> {
+    let plan = read_plan(run_dir)?;
+    // Looked at before the records, so that a job which ends meanwhile is not taken for abandoned.
+    let controller = holder(run_dir)?;
+    let mut status = Status {
+        id: plan.job,
+        run_dir: run_dir.to_owned(),
+        phase: Phase::Running,
+        exit: None,
+        engine: plan.engine.kind(),
+        nodes: plan.nodes.len(),
+        world_size: plan.world_size,
+        attempts: 0,
+        step: 0,
+        steps: plan.trainer.train.steps,
+        loss: None,
+        validation_loss: None,
+        checkpoint: None,
+        failures: Vec::new(),
+        last_event: None,
+        controller,
+    };
+    let path = run_dir.join(EVENTS);
+    let failed = |source| JobsError::Read { path: path.clone(), source };
+    match fs::File::open(&path) {
+        Ok(file) => {
+            for line in BufReader::new(file).split(b'\n') {
+                // The last line may be half written, and one after a full disk may be broken.
+                if let Ok(record) = serde_json::from_slice::<JobRecord>(&line.map_err(failed)?) {
+                    status.take(record);
+                }
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    if controller.is_none() {
+        status.phase = if status.exit.is_some() { Phase::Ended } else { Phase::Abandoned };
+    }
+    Ok(status)
+}
+
+impl Status {
+    fn take(&mut self, record: JobRecord) {
+        self.last_event = Some(record.time);
+        match record.event {
+            JobEvent::Created { .. } => self.exit = None,
+            JobEvent::AttemptStarted { .. } => self.attempts += 1,
+            JobEvent::AttemptFailed { failure, .. } => self.failures.push(failure),
+            JobEvent::Ended { exit, .. } => self.exit = Some(exit),
+            JobEvent::Node { said: NodeEvent::Trainer { said, .. }, .. } => match said {
+                TrainerEvent::Started { steps, first_step, .. } => {
+                    (self.steps, self.step) = (steps, first_step)
+                }
+                TrainerEvent::Step { step, loss, .. } => (self.step, self.loss) = (step, Some(loss)),
+                TrainerEvent::Validation { loss, .. } => self.validation_loss = Some(loss),
+                TrainerEvent::Checkpoint { step, .. } => self.checkpoint = Some(step),
+                TrainerEvent::Warning { .. }
+                | TrainerEvent::Failed { .. }
+                | TrainerEvent::Finished { .. } => {}
+            },
+            JobEvent::Node { .. } | JobEvent::Note { .. } => {}
+        }
+    }
+}
+
+/// How a stopped job was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// Its controller stopped it.
+    ByController,
+    /// It had no controller any more; what was left of it was removed.
+    Remains,
+    /// It had ended before.
+    Before,
+}
+
+/// Time that a controller gets to stop its job with a last checkpoint, then to kill it.
+const CONTROLLER_GRACE: [Duration; 2] = [Duration::from_secs(25), Duration::from_secs(15)];
+
+/// Stops a job: asks its controller, or removes what a lost controller left behind.
+///
+/// # Errors
+/// When the controller is another user's, or something cannot be removed.
+pub async fn stop(run_dir: &Path) -> Result<Stopped, JobsError> {
+    let mut asked = false;
+    if let Some(controller) = holder(run_dir)? {
+        asked = true;
+        for grace in CONTROLLER_GRACE {
+            signal(controller, Signal::TERM)?;
+            if gone(run_dir, grace).await? {
+                return Ok(Stopped::ByController);
+            }
+        }
+        signal(controller, Signal::KILL)?;
+        gone(run_dir, CONTROLLER_GRACE[1]).await?;
+    }
+    if !asked && status(run_dir)?.phase == Phase::Ended {
+        return Ok(Stopped::Before);
+    }
+    let dir = RunDir::open(run_dir)?;
+    let errors: Vec<_> = engine::cleanup(dir.plan()).await.iter().map(ToString::to_string).collect();
+    record_end(&dir)?;
+    if errors.is_empty() { Ok(Stopped::Remains) } else { Err(JobsError::LeftOver { errors }) }
+}
+
+fn record_end(dir: &RunDir) -> Result<(), JobsError> {
+    let (nobody, _) = tokio::sync::mpsc::unbounded_channel();
+    let mut journal = crate::journal::Journal::open(dir.path(), nobody)?;
+    journal.record(JobEvent::Ended { exit: Exit::Interrupted, failure: None });
+    journal.flush();
+    Ok(())
+}
+
+async fn gone(run_dir: &Path, patience: Duration) -> Result<bool, JobsError> {
+    let started = Instant::now();
+    while started.elapsed() < patience {
+        if holder(run_dir)?.is_none() {
+            return Ok(true);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(false)
+}
+
+fn signal(controller: Holder, signal: Signal) -> Result<(), JobsError> {
+    let Some(pid) =
+        i32::try_from(controller.pid).ok().and_then(Pid::from_raw).filter(|_| controller.is_alive())
+    else {
+        return Ok(());
+    };
+    match kill_process(pid, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(JobsError::Signal { pid: controller.pid, source: error.into() }),
+    }
+}
