@@ -17,7 +17,9 @@ pub enum Tokenizer {
 
 /// A tokenizer that this build does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("tokenizer is {found:?}; needed is \"byte\", the only one of this version (docs/tokenizers.md says why)")]
+#[error(
+    "tokenizer is {found:?}; needed is \"byte\", the only one of this version (docs/tokenizers.md says why)"
+)]
 pub struct TokenizerError {
     found: String,
 }

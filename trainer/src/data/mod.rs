@@ -169,7 +169,8 @@ impl Dataset {
             field(&format!("{name}.tokens"), split.tokens, tokens.len())?;
             Ok::<_, DataError>(tokens)
         };
-        let (train, validation) = (open("train", &manifest.train)?, open("validation", &manifest.validation)?);
+        let (train, validation) =
+            (open("train", &manifest.train)?, open("validation", &manifest.validation)?);
         Ok(Self { digest: Digest::of(&bytes), train, validation, manifest })
     }
 
@@ -181,13 +182,7 @@ impl Dataset {
         for (split, tokens) in [("training", &self.train), ("validation", &self.validation)] {
             let (found, needed) = (tokens.len(), u64::from(context) + 1);
             if found < needed {
-                return Err(DataError::TooShort {
-                    path: folder.to_owned(),
-                    split,
-                    found,
-                    needed,
-                    context,
-                });
+                return Err(DataError::TooShort { path: folder.to_owned(), split, found, needed, context });
             }
         }
         Ok(())

@@ -247,9 +247,7 @@ impl<'a> SplitWriter<'a> {
         while !rest.is_empty() {
             let mut writer = match self.open.take() {
                 Some(writer) => writer,
-                None => {
-                    ShardWriter::create(self.folder.join(self.file()), self.tokenizer.vocabulary())?
-                }
+                None => ShardWriter::create(self.folder.join(self.file()), self.tokenizer.vocabulary())?,
             };
             let (now, later) = rest.split_at(rest.len().min(SHARD_TOKENS - writer.tokens()));
             writer.write(now)?;
@@ -290,11 +288,7 @@ fn unigram_loss(train: &[u64], validation: &[u64]) -> f64 {
 }
 
 /// Adds the manifest and gives the folder its name.
-fn publish(
-    manifest: &DatasetManifest,
-    folder: tempfile::TempDir,
-    out: &Path,
-) -> Result<(), PrepareError> {
+fn publish(manifest: &DatasetManifest, folder: tempfile::TempDir, out: &Path) -> Result<(), PrepareError> {
     let path = folder.path().join(MANIFEST);
     let write = || {
         let mut text = serde_json::to_vec_pretty(manifest)?;
@@ -353,7 +347,8 @@ mod tests {
     fn texts_come_back_joined_and_split() {
         // 13 bytes: the cut after 8 falls into the middle of the two bytes of "ä".
         let (_folder, data) = run(&[b"abcdef", "gähijk".as_bytes()], 0.4).unwrap();
-        let text: Vec<u8> = [all(&data.train), all(&data.validation)].concat().iter().map(|&t| t as u8).collect();
+        let text: Vec<u8> =
+            [all(&data.train), all(&data.validation)].concat().iter().map(|&t| t as u8).collect();
         assert_eq!(text, "abcdefgähijk".as_bytes());
         assert_eq!(data.manifest.source.digest, Digest::of("abcdefgähijk".as_bytes()));
         assert_eq!(data.manifest.validation.tokens, 4);

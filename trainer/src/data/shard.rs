@@ -107,8 +107,7 @@ impl Shard {
     /// # Errors
     /// When the file cannot be read or is not a whole shard for a vocabulary of this size.
     pub fn open(path: &Path, vocabulary: u32) -> Result<Self, ShardError> {
-        let io =
-            |operation| move |source| ShardError::Io { operation, path: path.to_owned(), source };
+        let io = |operation| move |source| ShardError::Io { operation, path: path.to_owned(), source };
         let file = File::open(path).map_err(io("cannot open"))?;
         let size = file.metadata().map_err(io("cannot read the size of"))?.len();
         if size < HEADER_BYTES as u64 {
@@ -208,13 +207,7 @@ impl ShardWriter {
                 Ok(file)
             })
             .map_err(|source| ShardError::Io { operation: "cannot create", path: path.clone(), source })?;
-        Ok(Self {
-            path,
-            file,
-            width: Width::for_vocabulary(vocabulary),
-            tokens: 0,
-            hasher: Sha256::new(),
-        })
+        Ok(Self { path, file, width: Width::for_vocabulary(vocabulary), tokens: 0, hasher: Sha256::new() })
     }
 
     pub(crate) const fn tokens(&self) -> usize {
@@ -296,7 +289,8 @@ mod tests {
 
     #[test]
     fn names_what_is_wrong() {
-        let damage: [(&str, fn(&mut Vec<u8>)); 5] = [
+        type Damage = fn(&mut Vec<u8>);
+        let damage: [(&str, Damage); 5] = [
             ("magic in the header is 0", |bytes| bytes[..4].fill(0)),
             ("version in the header is 9", |bytes| bytes[4] = 9),
             ("number of tokens in the header is -1", |bytes| bytes[8..12].fill(255)),
@@ -319,6 +313,9 @@ mod tests {
         let shard = Shard::open(&path, 256).unwrap();
         shard.read(0, 2, &mut Vec::new()).unwrap();
         let error = shard.read(1, 2, &mut Vec::new()).unwrap_err().to_string();
-        assert!(error.contains("token 300 at byte 1028; needed is below the vocabulary's size, 256"), "{error}");
+        assert!(
+            error.contains("token 300 at byte 1028; needed is below the vocabulary's size, 256"),
+            "{error}"
+        );
     }
 }

@@ -3,3 +3,5 @@
 
 mod gradients;
 mod numbers;
+mod ranks;
+mod resume;

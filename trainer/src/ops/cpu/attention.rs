@@ -25,7 +25,7 @@ per_isa! {
             *score = ((*score - max) * scale).exp();
         }
         stats[0] = max;
-        stats[1] = E::ONE / sum_lanes(seen.len(), |i| seen[i]);
+        stats[1] = E::ONE / sum_lanes([seen], |[x]| x);
     }
 }
 
@@ -59,7 +59,7 @@ per_isa! {
 
 per_isa! {
     fn dot<E: Element>(x: &[E], y: &[E]) -> E {
-        sum_lanes(x.len(), |i| x[i] * y[i])
+        sum_lanes([x, y], |[x, y]| x * y)
     }
 }
 

@@ -32,7 +32,7 @@ per_isa! {
         for logit in logits.iter_mut() {
             *logit = (*logit - max).exp();
         }
-        let sum = sum_lanes(logits.len(), |i| logits[i]);
+        let sum = sum_lanes([logits], |[x]| x);
         if let Some(scale) = scale {
             let factor = scale / sum;
             for logit in logits.iter_mut() {

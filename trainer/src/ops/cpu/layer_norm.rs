@@ -22,8 +22,8 @@ per_isa! {
         for ((out, stats), x) in
             out.chunks_exact_mut(channels).zip(stats.chunks_exact_mut(2)).zip(x.chunks_exact(channels))
         {
-            let mean = sum_lanes(channels, |i| x[i]) / count;
-            let variance = sum_lanes(channels, |i| (x[i] - mean) * (x[i] - mean)) / count;
+            let mean = sum_lanes([x], |[x]| x) / count;
+            let variance = sum_lanes([x], |[x]| (x - mean) * (x - mean)) / count;
             let reciprocal = E::ONE / (variance + E::from_f64(EPSILON)).sqrt();
             stats.copy_from_slice(&[mean, reciprocal]);
             normalise(out, stats, x, gain, bias);
@@ -87,12 +87,11 @@ per_isa! {
             .zip(stats.chunks_exact(2))
         {
             let (mean, reciprocal) = (stats[0], stats[1]);
-            let dnormed = |i: usize| dout[i] * gain[i];
-            let normed = |i: usize| (x[i] - mean) * reciprocal;
-            let mean1 = sum_lanes(channels, dnormed) / count;
-            let mean2 = sum_lanes(channels, |i| dnormed(i) * normed(i)) / count;
-            for (i, dx) in dx.iter_mut().enumerate() {
-                let value = (dnormed(i) - mean1 - normed(i) * mean2) * reciprocal;
+            let normed = |x: E| (x - mean) * reciprocal;
+            let mean1 = sum_lanes([dout, gain], |[dout, gain]| dout * gain) / count;
+            let mean2 = sum_lanes([dout, gain, x], |[dout, gain, x]| dout * gain * normed(x)) / count;
+            for (((dx, &dout), &gain), &x) in dx.iter_mut().zip(dout).zip(gain).zip(x) {
+                let value = (dout * gain - mean1 - normed(x) * mean2) * reciprocal;
                 *dx = if accumulate { *dx + value } else { value };
             }
         }

@@ -75,7 +75,7 @@ pub(super) fn update<E: Element>(
 
 per_isa! {
     fn squares<E: Element>(x: &[E]) -> E {
-        sum_lanes(x.len(), |i| x[i] * x[i])
+        sum_lanes([x], |[x]| x * x)
     }
 }
 
