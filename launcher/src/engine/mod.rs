@@ -3,8 +3,12 @@
 //! An engine keeps what each agent says in a file of the run directory, so that nothing is lost with a controller, and
 //! reports how a node's agent ended. Deliberately left out: what the agents say, and what is done about it (supervise).
 
+mod container;
+mod image;
+mod libpod;
 mod podman;
 mod process;
+mod trial;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -95,12 +99,12 @@ pub enum EngineError {
         found: String,
     },
     /// The service refused a request.
-    #[error("Podman cannot {action}: {source}")]
+    #[error("Podman cannot {action}: {found}")]
     Podman {
         /// What was asked.
         action: String,
         /// What it says.
-        source: podman_api::Error,
+        found: String,
     },
     /// The image cannot be read from its layout.
     #[error("{}: {found}; build the image again", path.display())]
@@ -172,8 +176,8 @@ pub async fn choose(
     let process = |notes| Chosen { engine: EnginePlan::Process, notes };
     match choice {
         EngineChoice::Process => Ok(process(Vec::new())),
-        EngineChoice::Podman => podman::choose(settings, image).await,
-        EngineChoice::Auto => match podman::choose(settings, image).await {
+        EngineChoice::Podman => trial::choose(settings, image).await,
+        EngineChoice::Auto => match trial::choose(settings, image).await {
             Ok(chosen) => Ok(chosen),
             Err(EngineError::NoPodman { .. }) => {
                 Ok(process(vec!["Podman is not here: nodes are processes of this machine".to_owned()]))

@@ -33,8 +33,8 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 #[derive(Debug)]
 pub(crate) struct Processes {
     program: PathBuf,
-    /// Agents of this attempt; each is the id of a session, too.
-    agents: Vec<u32>,
+    /// Agents of this attempt. The agent makes itself the leader of a session, whose id is its own.
+    agents: Vec<Holder>,
 }
 
 impl Processes {
@@ -54,13 +54,12 @@ impl Processes {
             .stdout(append(&said)?)
             .stderr(append(&folder.join("agent.log"))?)
             .current_dir(folder)
-            .process_group(0)
             .spawn()
             .map_err(agent)?;
         let pid = child.id().expect("a process that was not waited for has an id");
-        self.agents.push(pid);
-        let holder = Holder { pid, start_time: start_time(pid).unwrap_or(0) };
-        write_whole(&folder.join(AGENT_PID), &json(&holder))?;
+        let agent = Holder { pid, start_time: start_time(pid).unwrap_or(0) };
+        self.agents.push(agent);
+        write_whole(&folder.join(AGENT_PID), &json(&agent))?;
         let (signals, requests) = mpsc::unbounded_channel();
         let (tell, exit) = oneshot::channel();
         tokio::spawn(watch(child, pid, requests, tell));
@@ -120,11 +119,14 @@ fn signal(pid: u32, signal: UnixSignal) {
     }
 }
 
-/// Kills a session until nothing is left of it.
-async fn kill_session(session: u32) -> Result<(), EngineError> {
+/// Kills an agent and its session until nothing is left of them.
+async fn kill_session(agent: Holder) -> Result<(), EngineError> {
+    let session = agent.pid;
     let started = Instant::now();
     loop {
-        let members = session_members(session);
+        let mut members = session_members(session);
+        // It may not have come so far as to have a session.
+        members.extend(agent.is_alive().then_some(agent.pid));
         if members.is_empty() {
             return Ok(());
         }
@@ -176,7 +178,7 @@ pub(super) async fn cleanup(run_dir: &Path) -> Vec<EngineError> {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for agent in agents {
-        errors.extend(kill_session(agent.pid).await.err());
+        errors.extend(kill_session(agent).await.err());
     }
     errors
 }

@@ -1,0 +1,213 @@
+//! A node as a container: the request that libpod gets. Pure.
+//!
+//! The fields are those of libpod's `SpecGenerator` that a node needs. podman-api's own builder lacks the log file's path, so
+//! the request is written here.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use trainyard_spec::plan::{LaunchPlan, NodePlan, NodeUser};
+use trainyard_spec::{Digest, env};
+
+use crate::plan::{AGENT, hostname};
+
+/// Labels that say whose a container or network is.
+pub(super) const LABEL_JOB: &str = "trainyard.job";
+const LABEL_ATTEMPT: &str = "trainyard.attempt";
+const LABEL_NODE: &str = "trainyard.node";
+
+/// A container to be made.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Container {
+    pub(super) name: String,
+    image: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oci_runtime: Option<String>,
+    entrypoint: Vec<String>,
+    pub(super) command: Vec<String>,
+    env: BTreeMap<String, String>,
+    pub(super) labels: BTreeMap<String, String>,
+    hostname: String,
+    hostadd: Vec<String>,
+    user: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    userns: Option<Mode>,
+    netns: Mode,
+    #[serde(rename = "Networks", skip_serializing_if = "BTreeMap::is_empty")]
+    networks: BTreeMap<String, Attachment>,
+    mounts: Vec<Volume>,
+    shm_size: u64,
+    read_only_filesystem: bool,
+    cap_drop: Vec<String>,
+    no_new_privileges: bool,
+    r_limits: Vec<Limit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource_limits: Option<Resources>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_configuration: Option<Log>,
+    restart_policy: &'static str,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Mode {
+    nsmode: &'static str,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Attachment {
+    static_ips: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Volume {
+    destination: String,
+    source: String,
+    r#type: &'static str,
+    options: Vec<&'static str>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Limit {
+    r#type: &'static str,
+    soft: u64,
+    hard: u64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Resources {
+    pids: Pids,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Pids {
+    limit: u64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Log {
+    driver: &'static str,
+    path: String,
+}
+
+/// What all containers of a launch have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    /// The image's id.
+    pub(super) image: Digest,
+    /// OCI runtime; none: Podman's default.
+    pub(super) runtime: Option<String>,
+    pub(super) user: NodeUser,
+    /// The hard limit of open files here, of which no container may ask for more.
+    pub(super) open_files: u64,
+}
+
+/// Open files that a node asks for where it may.
+const OPEN_FILES: u64 = 131_072;
+/// Most processes and threads of a node, per rank, beyond those that compute.
+const PIDS_PER_RANK: u64 = 256;
+const PIDS_BASE: u64 = 64;
+
+/// A container without a network that only says the agent's version: a trial of everything that may be refused.
+pub(super) fn trial(settings: &Settings, name: &str) -> Container {
+    let (user, userns, rootful) = match settings.user {
+        NodeUser::Host { uid, gid } => (format!("{uid}:{gid}"), None, true),
+        NodeUser::KeepId { uid, gid } => (format!("{uid}:{gid}"), Some(Mode { nsmode: "keep-id" }), false),
+    };
+    let open_files = settings.open_files.min(OPEN_FILES);
+    Container {
+        name: name.to_owned(),
+        image: settings.image.hex(),
+        oci_runtime: settings.runtime.clone(),
+        // The image's own is the trainer.
+        entrypoint: vec![AGENT.to_owned()],
+        command: vec!["--version".to_owned()],
+        env: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        hostname: hostname(0),
+        hostadd: Vec::new(),
+        user,
+        userns,
+        netns: Mode { nsmode: "none" },
+        networks: BTreeMap::new(),
+        mounts: vec![Volume {
+            destination: "/tmp".to_owned(),
+            source: "tmpfs".to_owned(),
+            r#type: "tmpfs",
+            options: vec!["rw", "nosuid", "nodev", "mode=1777"],
+        }],
+        shm_size: 1 << 20,
+        read_only_filesystem: true,
+        cap_drop: vec!["all".to_owned()],
+        no_new_privileges: true,
+        r_limits: vec![Limit { r#type: "RLIMIT_NOFILE", soft: open_files, hard: open_files }],
+        // Without systemd's delegation a rootless Podman may not limit anything.
+        resource_limits: rootful.then_some(Resources { pids: Pids { limit: PIDS_BASE } }),
+        log_configuration: None,
+        restart_policy: "no",
+    }
+}
+
+/// A node's place on the network of its attempt.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) network: String,
+    /// The addresses of all nodes, by index.
+    pub(super) addresses: Vec<String>,
+}
+
+/// The container of a node. `folder` is the node's in the run directory, `log` the file for what its agent says.
+pub(super) fn node(
+    settings: &Settings,
+    plan: &LaunchPlan,
+    attempt: u32,
+    node: &NodePlan,
+    place: &Place,
+    folder: &str,
+    log: &str,
+) -> Container {
+    let bind = |host: &str, node: &str, read_only: bool| Volume {
+        destination: node.to_owned(),
+        source: host.to_owned(),
+        r#type: "bind",
+        // `z` lets containers in where SELinux rules, and is nothing elsewhere.
+        options: vec!["rbind", "nosuid", "nodev", if read_only { "ro" } else { "rw" }, "z"],
+    };
+    let mut container = trial(settings, &name(plan, attempt, node.node));
+    container.command.clear();
+    container.env.insert(env::NODE_PLAN.to_owned(), format!("{}/{}", node.run_dir, super::NODE_PLAN_FILE));
+    container.labels = labels(plan, attempt);
+    container.labels.insert(LABEL_NODE.to_owned(), node.node.to_string());
+    container.hostname = node.hostname.to_string();
+    // Names without a resolver: a static program has none.
+    let entries = (0..).zip(&place.addresses).map(|(node, address)| format!("{}:{address}", hostname(node)));
+    container.hostadd = entries.collect();
+    container.netns = Mode { nsmode: "bridge" };
+    let own = place.addresses.get(node.node as usize).cloned();
+    container.networks.insert(place.network.clone(), Attachment { static_ips: own.into_iter().collect() });
+    container.mounts.extend(plan.mounts.iter().map(|mount| bind(&mount.host, &mount.node, mount.read_only)));
+    container.mounts.push(bind(folder, &node.run_dir, false));
+    container.shm_size = plan.shm_bytes;
+    if let Some(limits) = &mut container.resource_limits {
+        let ranks = node.ranks.len() as u64;
+        limits.pids.limit += ranks * (PIDS_PER_RANK + u64::from(plan.threads_per_rank));
+    }
+    container.log_configuration = Some(Log { driver: "k8s-file", path: log.to_owned() });
+    container
+}
+
+/// Labels of everything that belongs to an attempt.
+pub(super) fn labels(plan: &LaunchPlan, attempt: u32) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (LABEL_JOB.to_owned(), plan.job.to_string()),
+        (LABEL_ATTEMPT.to_owned(), attempt.to_string()),
+    ])
+}
+
+fn name(plan: &LaunchPlan, attempt: u32, node: u32) -> String {
+    format!("{}-{}", network(plan, attempt), hostname(node))
+}
+
+/// Name of an attempt's network.
+pub(super) fn network(plan: &LaunchPlan, attempt: u32) -> String {
+    format!("trainyard-{}-{attempt}", plan.job)
+}

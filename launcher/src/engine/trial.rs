@@ -1,0 +1,95 @@
+//! Finds out whether Podman can run nodes here, and how, by running a container of the image.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, getegid, geteuid, getrlimit};
+use trainyard_spec::plan::{EnginePlan, NodeUser};
+
+use super::container::{self, Settings};
+use super::libpod::{Libpod, default_sockets, is_rootful, on_path};
+use super::podman::{remove, run_to_end};
+use super::{Chosen, EngineError, EngineSettings, image};
+use crate::plan::Image;
+
+/// OCI runtimes to try, after Podman's default, where that cannot start a container: a host may have one that does not
+/// fit its control groups.
+const RUNTIMES: [&str; 2] = ["crun", "runc"];
+/// The user of nodes where root launches: nobody on the host, and what distroless images use.
+const UNPRIVILEGED: u32 = 65_532;
+
+/// Finds a service and a runtime that run a container of the image.
+pub(super) async fn choose(settings: &EngineSettings, image: &Image) -> Result<Chosen, EngineError> {
+    let uid = geteuid().as_raw();
+    let (socket, podman) = reach(settings, uid).await?;
+    let user = node_user(uid, socket.as_deref());
+    let id = image::ensure(&podman, &image.layout, image.digest).await?;
+    let mut refusals = Vec::new();
+    for runtime in [None].into_iter().chain(RUNTIMES.map(Some)) {
+        let settings =
+            Settings { image: id, runtime: runtime.map(str::to_owned), user, open_files: open_files() };
+        match try_container(&podman, &settings).await {
+            Ok(()) => {
+                let refused = refusals.join("; ");
+                let note = runtime.map(|name| format!("containers run with {name}: {refused}"));
+                let socket = socket.map(|path| path.display().to_string());
+                let engine = EnginePlan::Podman { socket, runtime: runtime.map(str::to_owned), user };
+                return Ok(Chosen { engine, notes: note.into_iter().collect() });
+            }
+            Err(error) => refusals.push(format!("{}: {error}", runtime.unwrap_or("the default runtime"))),
+        }
+    }
+    Err(EngineError::Trial { found: refusals.join("; ") })
+}
+
+async fn reach(settings: &EngineSettings, uid: u32) -> Result<(Option<PathBuf>, Libpod), EngineError> {
+    if let Some(address) = settings.container_host.as_deref().filter(|address| !address.is_empty()) {
+        let path = address.strip_prefix("unix://").filter(|path| path.starts_with('/'));
+        let path = PathBuf::from(path.ok_or_else(|| EngineError::Address { found: address.to_owned() })?);
+        let podman = Libpod::connect(&path).await?;
+        return Ok((Some(path), podman));
+    }
+    let sockets = default_sockets(uid, settings.runtime_dir.as_deref());
+    // Another user's socket is there for that user alone.
+    let usable =
+        |socket: &&PathBuf| rustix::fs::access(socket.as_path(), rustix::fs::Access::WRITE_OK).is_ok();
+    if let Some(socket) = sockets.iter().find(usable) {
+        let podman = Libpod::connect(socket).await?;
+        return Ok((Some(socket.clone()), podman));
+    }
+    if on_path("podman", settings.path.as_deref()) {
+        return Ok((None, Libpod::start().await?));
+    }
+    let looked: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
+    Err(EngineError::NoPodman { looked: looked.join(" or ") })
+}
+
+fn node_user(uid: u32, socket: Option<&Path>) -> NodeUser {
+    let gid = getegid().as_raw();
+    match (uid, socket) {
+        (0, _) => NodeUser::Host { uid: UNPRIVILEGED, gid: UNPRIVILEGED },
+        (uid, Some(socket)) if is_rootful(socket) => NodeUser::Host { uid, gid },
+        (uid, _) => NodeUser::KeepId { uid, gid },
+    }
+}
+
+/// The hard limit of open files here.
+pub(super) fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
+}
+
+async fn try_container(podman: &Libpod, settings: &Settings) -> Result<(), EngineError> {
+    let runtime = settings.runtime.as_deref().unwrap_or("default");
+    let name = format!("trainyard-trial-{}-{runtime}", std::process::id());
+    let container = container::trial(settings, &name);
+    let ended = match podman.create(&container).await {
+        Ok(_) => run_to_end(podman, &name).await,
+        Err(error) => Err(error),
+    };
+    let removed = remove(podman, &name).await;
+    let exit = ended?;
+    removed?;
+    match exit {
+        0 => Ok(()),
+        code => Err(EngineError::Trial { found: format!("{name} exited with code {code}") }),
+    }
+}
