@@ -69,8 +69,11 @@ pub enum Fault {
     /// Its connection broke.
     #[error("its connection broke: {0}")]
     Io(#[source] io::Error),
-    /// Nothing comes from it.
-    #[error("nothing moved for {} s; its process or host hangs, or the network does not pass traffic", .0.as_secs_f64())]
+    /// Nothing comes from it. A rank that hangs stops the whole ring, so all others see this at about the same time.
+    #[error(
+        "nothing moved for {} s; it, or a rank behind it, hangs, or the network does not pass traffic",
+        .0.as_secs_f64()
+    )]
     Silent(Duration),
     /// It runs another collective.
     #[error("ranks are out of step: it sent {found}, needed is {needed}")]
