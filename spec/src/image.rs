@@ -129,8 +129,9 @@ impl Validate for ImageManifest {
             faults.at("layer", "an image needs at least one layer", None);
         }
         for layer in &self.layer {
-            if !self.input.contains_key(&layer.input) {
-                let message = format!("layer {} holds input {}, which is not there", layer.name, layer.input);
+            if !matches!(self.input.get(&layer.input), Some(Input::Cargo { .. })) {
+                let (name, input) = (&layer.name, &layer.input);
+                let message = format!("layer {name} holds {input}, which is not a cargo input of this manifest");
                 faults.at("layer", message, None);
             }
             if !is_clean_absolute(&layer.into) {

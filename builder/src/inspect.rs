@@ -1,0 +1,146 @@
+//! What an image holds, read from its bytes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use flate2::read::GzDecoder;
+use oci_spec::image::MediaType;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use tar::{Archive, EntryType};
+use trainyard_spec::Digest;
+
+use crate::oci::{self, Layout};
+
+/// What an image holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Report {
+    /// Digest of its OCI manifest.
+    pub digest: Digest,
+    /// Platform, as `os/architecture`.
+    pub platform: String,
+    /// Bytes of all compressed layers.
+    pub size: u64,
+    /// User that programs run as.
+    pub user: String,
+    /// Program and first arguments.
+    pub entrypoint: Vec<String>,
+    /// Working directory.
+    pub working_dir: String,
+    /// Environment.
+    pub env: Vec<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Layers from the lowest.
+    pub layers: Vec<LayerReport>,
+}
+
+/// What a layer holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LayerReport {
+    /// Digest of the compressed layer.
+    pub digest: Digest,
+    /// How it was made, if the image says.
+    pub made_by: Option<String>,
+    /// Bytes compressed.
+    pub size: u64,
+    /// Bytes of its files.
+    pub unpacked_size: u64,
+    /// Its files, by absolute path.
+    pub files: BTreeMap<String, FileReport>,
+}
+
+/// A file of a layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FileReport {
+    /// Bytes.
+    pub size: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Digest of its bytes.
+    pub digest: Digest,
+}
+
+/// Why an image could not be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The layout is unreadable or damaged.
+    #[error(transparent)]
+    Layout(#[from] oci::Error),
+    /// A layer is not a tar archive.
+    #[error("layer {digest} of {folder} cannot be read: {source}", folder = .folder.display())]
+    Layer {
+        /// The layer.
+        digest: String,
+        /// The layout.
+        folder: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+}
+
+/// Reads every byte of an image, verifies it and reports what is there.
+///
+/// # Errors
+/// When the image is damaged or a layer cannot be read.
+pub fn inspect(layout: &Layout) -> Result<Report, Error> {
+    let configuration = &layout.configuration;
+    let config = configuration.config().clone().unwrap_or_default();
+    let made: Vec<Option<String>> = configuration
+        .history()
+        .iter()
+        .flatten()
+        .filter(|entry| entry.empty_layer() != Some(true))
+        .map(|entry| entry.created_by().clone())
+        .collect();
+    let mut layers = Vec::new();
+    for (index, described) in layout.manifest.layers().iter().enumerate() {
+        let digest = described.digest().to_string();
+        let failed = |source| Error::Layer { digest: digest.clone(), folder: layout.folder().to_owned(), source };
+        let file = io::BufReader::new(layout.layer(described)?);
+        let files = match described.media_type() {
+            MediaType::ImageLayerGzip => files(GzDecoder::new(file)),
+            _ => files(file),
+        }
+        .map_err(failed)?;
+        layers.push(LayerReport {
+            digest: digest.parse().map_err(|error| failed(io::Error::other(error)))?,
+            made_by: made.get(index).cloned().flatten(),
+            size: described.size(),
+            unpacked_size: files.values().map(|file| file.size).sum(),
+            files,
+        });
+    }
+    Ok(Report {
+        digest: layout.digest,
+        platform: format!("{}/{}", configuration.os(), configuration.architecture()),
+        size: layers.iter().map(|layer| layer.size).sum(),
+        user: config.user().clone().unwrap_or_default(),
+        entrypoint: config.entrypoint().clone().unwrap_or_default(),
+        working_dir: config.working_dir().clone().unwrap_or_default(),
+        env: config.env().clone().unwrap_or_default(),
+        labels: config.labels().clone().into_iter().flatten().collect(),
+        layers,
+    })
+}
+
+fn files(layer: impl io::Read) -> io::Result<BTreeMap<String, FileReport>> {
+    let mut files = BTreeMap::new();
+    let mut archive = Archive::new(layer);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
+            continue;
+        }
+        let path = format!("/{}", entry.path()?.display().to_string().trim_start_matches(['.', '/']));
+        let (size, mode) = (entry.size(), entry.header().mode()?);
+        let mut hasher = Sha256::new();
+        io::copy(&mut entry, &mut hasher)?;
+        files.insert(path, FileReport { size, mode, digest: Digest::from_bytes(hasher.finalize().into()) });
+    }
+    Ok(files)
+}

@@ -1,0 +1,276 @@
+//! OCI image layouts: one image in a folder, in the form that Podman, skopeo and umoci read.
+//!
+//! JSON is written in canonical form (RFC 8785), so that the same values have the same digest. What is read is
+//! verified: a document or layer whose bytes are not those of its digest is refused.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err::File;
+use oci_spec::image::{
+    Arch, Config, ConfigBuilder, Descriptor, DescriptorBuilder, History, HistoryBuilder, ImageConfiguration,
+    ImageConfigurationBuilder, ImageIndex, ImageIndexBuilder, ImageManifest, ImageManifestBuilder, MediaType,
+    OciLayoutBuilder, Os, RootFsBuilder,
+};
+use serde::Serialize;
+use trainyard_spec::image::Platform;
+use trainyard_spec::{Digest, image};
+
+use crate::layer::Layer;
+use crate::store::{self, Staging, Store, digest_of};
+
+/// Label of an image that another machine would build with another digest; its value says why.
+pub const NOT_REPRODUCIBLE: &str = "trainyard.not-reproducible";
+/// The time that an image claims to be from. Any fixed one will do.
+const CREATED: &str = "1970-01-01T00:00:00Z";
+/// Manifests and configurations are small; a larger one is an attack or a mistake.
+const LARGEST_DOCUMENT: u64 = 4 << 20;
+
+/// Why a layout could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A folder is no layout, or one that this code does not know.
+    #[error("{path} is not an OCI layout that can be read: {message}", path = .path.display())]
+    Layout {
+        /// The folder or file.
+        path: PathBuf,
+        /// What was found and needed.
+        message: String,
+    },
+    /// A file of the layout is not what its digest says.
+    #[error("{path} is damaged: it should have {expected}, and has {found}", path = .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Digest that names it.
+        expected: Digest,
+        /// Digest of its bytes.
+        found: Digest,
+    },
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The values do not make an OCI document.
+    #[error("cannot write the image's documents: {0}")]
+    Document(#[from] oci_spec::OciSpecError),
+    /// The values have no canonical JSON form.
+    #[error("cannot write the image's documents: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// The two documents of an image, ready to be written.
+#[derive(Debug, Clone)]
+pub(crate) struct Documents {
+    manifest: Vec<u8>,
+    configuration: Vec<u8>,
+    /// Digest of the manifest: the image's digest.
+    pub(crate) digest: Digest,
+}
+
+/// Describes an image of `layers`.
+pub(crate) fn describe(
+    manifest: &image::ImageManifest,
+    layers: &[Layer],
+    extra_labels: &BTreeMap<String, String>,
+) -> Result<Documents, Error> {
+    let history = manifest.layer.iter().map(|layer| {
+        let made = format!("trainyard build: layer {} from input {}", layer.name, layer.input);
+        HistoryBuilder::default().created(CREATED).created_by(made).build()
+    });
+    let configuration = ImageConfigurationBuilder::default()
+        .created(CREATED)
+        .architecture(Arch::from(manifest.platform.architecture()))
+        .os(Os::Linux)
+        .config(config(manifest, extra_labels)?)
+        .rootfs(
+            RootFsBuilder::default()
+                .typ("layers")
+                .diff_ids(layers.iter().map(|layer| layer.diff_id.to_string()).collect::<Vec<_>>())
+                .build()?,
+        )
+        .history(history.collect::<Result<Vec<History>, _>>()?)
+        .build()?;
+    let configuration = canonical(&configuration)?;
+    let manifest = ImageManifestBuilder::default()
+        .schema_version(2_u32)
+        .media_type(MediaType::ImageManifest)
+        .config(descriptor(MediaType::ImageConfig, &configuration)?)
+        .layers(
+            layers
+                .iter()
+                .map(|layer| Ok(Descriptor::new(MediaType::ImageLayerGzip, layer.size, to_oci(&layer.digest)?)))
+                .collect::<Result<Vec<_>, Error>>()?,
+        )
+        .build()?;
+    let manifest = canonical(&manifest)?;
+    Ok(Documents { digest: Digest::of(&manifest), manifest, configuration })
+}
+
+fn config(manifest: &image::ImageManifest, extra_labels: &BTreeMap<String, String>) -> Result<Config, Error> {
+    let mut labels = BTreeMap::from([("org.opencontainers.image.title".to_owned(), manifest.name.to_string())]);
+    labels.extend(manifest.config.labels.clone());
+    labels.extend(extra_labels.clone());
+    let env: Vec<String> = manifest.config.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    Ok(ConfigBuilder::default()
+        .user(manifest.config.user.as_str())
+        .entrypoint(manifest.config.entrypoint.clone())
+        .env(env)
+        .working_dir(manifest.config.working_dir.as_str())
+        .labels(labels.into_iter().collect::<std::collections::hash_map::HashMap<_, _>>())
+        .build()?)
+}
+
+fn canonical(document: &impl Serialize) -> Result<Vec<u8>, Error> {
+    Ok(serde_json_canonicalizer::to_vec(document)?)
+}
+
+fn descriptor(kind: MediaType, bytes: &[u8]) -> Result<Descriptor, Error> {
+    Ok(Descriptor::new(kind, bytes.len() as u64, to_oci(&Digest::of(bytes))?))
+}
+
+fn to_oci(digest: &Digest) -> Result<oci_spec::image::Digest, Error> {
+    Ok(digest.to_string().parse()?)
+}
+
+/// Writes a layout of the image into `staging`, which the caller installs.
+pub(crate) fn write(
+    documents: &Documents,
+    name: &str,
+    platform: Platform,
+    layers: &[Layer],
+    store: &Store,
+    staging: &Staging,
+) -> Result<(), Error> {
+    let blobs = staging.path().join("blobs/sha256");
+    fs_err::create_dir_all(&blobs).map_err(store::io_error("create", &blobs))?;
+    let platform = oci_spec::image::PlatformBuilder::default()
+        .architecture(Arch::from(platform.architecture()))
+        .os(Os::Linux)
+        .build()?;
+    let described = DescriptorBuilder::default()
+        .media_type(MediaType::ImageManifest)
+        .digest(to_oci(&documents.digest)?)
+        .size(documents.manifest.len() as u64)
+        .platform(platform)
+        .annotations(std::iter::once(("org.opencontainers.image.ref.name".to_owned(), name.to_owned())).collect::<std::collections::hash_map::HashMap<_, _>>())
+        .build()?;
+    let index = ImageIndexBuilder::default()
+        .schema_version(2_u32)
+        .media_type(MediaType::ImageIndex)
+        .manifests(vec![described])
+        .build()?;
+    for bytes in [&documents.manifest, &documents.configuration] {
+        store::write_whole(&blobs.join(Digest::of(bytes).hex()), bytes)?;
+    }
+    for layer in layers {
+        let source = store.path(&layer.digest);
+        let target = blobs.join(layer.digest.hex());
+        // One layer may stand in an image twice.
+        if target.exists() {
+            continue;
+        }
+        // A link costs nothing; another file system costs a copy.
+        if fs_err::hard_link(&source, &target).is_err() {
+            fs_err::copy(&source, &target).map_err(store::io_error("copy a layer to", &target))?;
+        }
+    }
+    let marker = OciLayoutBuilder::default().image_layout_version("1.0.0").build()?;
+    store::write_whole(&staging.path().join("oci-layout"), &canonical(&marker)?)?;
+    store::write_whole(&staging.path().join("index.json"), &canonical(&index)?)?;
+    Ok(())
+}
+
+/// A layout that has been opened: its documents are read and verified, its layers not yet.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    folder: PathBuf,
+    /// The image's digest.
+    pub digest: Digest,
+    /// The image manifest.
+    pub manifest: ImageManifest,
+    /// The image configuration.
+    pub configuration: ImageConfiguration,
+}
+
+impl Layout {
+    /// Opens a layout that holds one image.
+    ///
+    /// # Errors
+    /// When the folder is no such layout, or a document is damaged.
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let wrong = |path: &Path, message: String| Error::Layout { path: path.to_owned(), message };
+        let index_path = folder.join("index.json");
+        let index = fs_err::read(&index_path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => wrong(folder, "it has no index.json".to_owned()),
+            _ => Error::Read { path: index_path.clone(), source: error },
+        })?;
+        let index: ImageIndex =
+            serde_json::from_slice(&index).map_err(|error| wrong(&index_path, error.to_string()))?;
+        let [described] = index.manifests().as_slice() else {
+            let message = format!("it holds {} images; needed is one", index.manifests().len());
+            return Err(wrong(&index_path, message));
+        };
+        let (path, digest) = place(folder, described)?;
+        let manifest: ImageManifest = document(&path, &digest)?;
+        let (path, configuration) = place(folder, manifest.config())?;
+        let configuration: ImageConfiguration = document(&path, &configuration)?;
+        if configuration.rootfs().diff_ids().len() != manifest.layers().len() {
+            let message = format!(
+                "its configuration lists {} layers and its manifest {}",
+                configuration.rootfs().diff_ids().len(),
+                manifest.layers().len()
+            );
+            return Err(wrong(folder, message));
+        }
+        Ok(Self { folder: folder.to_owned(), digest, manifest, configuration })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Opens a layer whose bytes have just been verified.
+    ///
+    /// # Errors
+    /// When the layer is missing or damaged.
+    pub fn layer(&self, described: &Descriptor) -> Result<File, Error> {
+        let (path, expected) = place(&self.folder, described)?;
+        let read = |source| Error::Read { path: path.clone(), source };
+        let (found, _) = digest_of(File::open(&path).map_err(read)?).map_err(read)?;
+        if found != expected {
+            return Err(Error::Damaged { path, expected, found });
+        }
+        File::open(&path).map_err(read)
+    }
+}
+
+fn place(folder: &Path, described: &Descriptor) -> Result<(PathBuf, Digest), Error> {
+    let digest: Digest = described.digest().to_string().parse().map_err(|_| Error::Layout {
+        path: folder.to_owned(),
+        message: format!("it names something by {}; known is sha256", described.digest()),
+    })?;
+    Ok((folder.join("blobs/sha256").join(digest.hex()), digest))
+}
+
+fn document<T: serde::de::DeserializeOwned>(path: &Path, expected: &Digest) -> Result<T, Error> {
+    let read = |source| Error::Read { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut io::Read::take(File::open(path).map_err(read)?, LARGEST_DOCUMENT), &mut bytes)
+        .map_err(read)?;
+    let found = Digest::of(&bytes);
+    if found != *expected {
+        return Err(Error::Damaged { path: path.to_owned(), expected: *expected, found });
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Error::Layout { path: path.to_owned(), message: error.to_string() })
+}
