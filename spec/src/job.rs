@@ -47,7 +47,7 @@ pub struct JobManifest {
 pub struct Data {
     /// The corpus manifest; `--data FILE` overrides it with a text file.
     pub corpus: String,
-    /// The tokenizer: `"byte"`, or the path of a Hugging Face `tokenizer.json`.
+    /// The tokenizer: `"byte"`, the only one of this version (`docs/tokenizers.md`).
     pub tokenizer: String,
     /// Part of the text, at its end, that is held out for validation: above 0, at most 0.5.
     pub validation_fraction: f64,
@@ -88,6 +88,10 @@ impl Validate for JobManifest {
         if !(fraction > 0.0 && fraction <= 0.5) {
             let message = format!("validation-fraction is {fraction}; needed is above 0 and at most 0.5");
             faults.at("data.validation-fraction", message, None);
+        }
+        if self.data.tokenizer != "byte" {
+            let message = format!("tokenizer is {:?}; needed is \"byte\"", self.data.tokenizer);
+            faults.at("data.tokenizer", message, Some("docs/tokenizers.md says why it is the only one"));
         }
         if let Some(sample) = &self.sample
             && !(0.0..=100.0).contains(&sample.temperature)
