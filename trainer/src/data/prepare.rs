@@ -20,8 +20,9 @@ use crate::tokenizer::Tokenizer;
 /// Bytes read at once.
 const BLOCK: usize = 1 << 20;
 
-/// Tokens that each part needs for a loss to exist: one to read and one to predict.
-const LEAST_TOKENS: u64 = 2;
+/// Tokens that each part needs for a loss to exist: one to read and one to predict, and up to three by which the cut
+/// moves to a character's start.
+const LEAST_TOKENS: u64 = 5;
 
 /// What to make a data set from.
 #[derive(Debug, Clone)]
@@ -123,7 +124,7 @@ pub fn prepare(
     if held_out_from < LEAST_TOKENS || total - held_out_from < LEAST_TOKENS {
         return Err(PrepareError::TooShort {
             found: total,
-            needed: ((LEAST_TOKENS as f64 - 0.5) / fraction).ceil() as u64,
+            needed: (((LEAST_TOKENS as f64 - 0.5) / fraction).ceil() as u64).max(2 * LEAST_TOKENS),
             validation_fraction: fraction,
         });
     }
@@ -356,8 +357,8 @@ mod tests {
 
     #[test]
     fn unigram_loss_is_that_of_smoothed_frequencies() {
-        let (_folder, data) = run(&[b"aaabaabb"], 0.25).unwrap();
-        let (total, b) = (6.0 + 256.0, 1.0 + 1.0);
+        let (_folder, data) = run(&[b"aaabaabaaabaaaabbbbb"], 0.25).unwrap();
+        let (total, b) = (15.0 + 256.0, 3.0 + 1.0);
         assert!((data.manifest.unigram_loss + f64::ln(b / total)).abs() < 1e-12);
     }
 
@@ -365,7 +366,7 @@ mod tests {
     fn bad_texts_are_named() {
         let long = [vec![b'x'; 2 * BLOCK - 1], "ä".as_bytes().to_vec(), vec![0xff]].concat();
         let cases: [(&[&[u8]], f64, &str); 7] = [
-            (&[b"abc"], 0.1, "the text has 3 tokens; needed are at least 15"),
+            (&[b"abc"], 0.1, "the text has 3 tokens; needed are at least 45"),
             (&[], 0.1, "the text has 0 tokens"),
             (&[b"good text", b"and \xff bad"], 0.5, "1.txt: byte 4 is not UTF-8"),
             (&[b"cut off at its end \xc3"], 0.5, "0.txt: byte 19 is not UTF-8"),
@@ -378,7 +379,8 @@ mod tests {
             assert!(error.contains(expect), "{error}");
         }
         // The least that is asked for is enough.
-        run(&[&[b'x'; 15]], 0.1).unwrap();
+        run(&[&[b'x'; 45]], 0.1).unwrap();
+        run(&["xyz\u{1f600}\u{1f600}".as_bytes()], 0.5).unwrap();
     }
 
     #[test]
