@@ -141,7 +141,7 @@ pub async fn run(
 }
 
 /// Waits until more is asked than `known`.
-async fn asked_beyond(stop: &mut watch::Receiver<Stop>, known: Stop) -> Stop {
+pub(crate) async fn asked_beyond(stop: &mut watch::Receiver<Stop>, known: Stop) -> Stop {
     let asked = stop.wait_for(|stop| *stop > known).await.map(|stop| *stop);
     match asked {
         Ok(stop) => stop,

@@ -1,10 +1,12 @@
-//! A node as a container: the request that libpod gets. Pure.
+//! A node as a container: the request that libpod gets.
 //!
 //! The fields are those of libpod's `SpecGenerator` that a node needs. podman-api's own builder lacks the log file's path, so
 //! the request is written here.
 
 use std::collections::BTreeMap;
+use std::fs;
 
+use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use trainyard_spec::plan::{LaunchPlan, NodePlan, NodeUser};
 use trainyard_spec::{Digest, env};
@@ -12,7 +14,9 @@ use trainyard_spec::{Digest, env};
 use crate::plan::{AGENT, hostname};
 
 /// Labels that say whose a container or network is.
-pub(super) const LABEL_JOB: &str = "trainyard.job";
+const LABEL_JOB: &str = "trainyard.job";
+/// Job ids are unique in one folder of jobs alone; what belongs to a launch is found by its run directory.
+pub(super) const LABEL_RUN: &str = "trainyard.run";
 const LABEL_ATTEMPT: &str = "trainyard.attempt";
 const LABEL_NODE: &str = "trainyard.node";
 
@@ -33,7 +37,7 @@ pub(super) struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     userns: Option<Mode>,
     netns: Mode,
-    #[serde(rename = "Networks", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(rename = "Networks")]
     networks: BTreeMap<String, Attachment>,
     mounts: Vec<Volume>,
     shm_size: u64,
@@ -97,8 +101,25 @@ pub(super) struct Settings {
     /// OCI runtime; none: Podman's default.
     pub(super) runtime: Option<String>,
     pub(super) user: NodeUser,
-    /// The hard limit of open files here, of which no container may ask for more.
-    pub(super) open_files: u64,
+    pub(super) limits: Limits,
+}
+
+/// Hard limits here, beyond which no container may ask. Podman's defaults do ask for more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) open_files: Option<u64>,
+    pub(super) processes: Option<u64>,
+}
+
+impl Limits {
+    pub(super) fn here() -> Self {
+        let hard = |resource| getrlimit(resource).maximum;
+        // Podman lowers its own limit of processes to the kernel's number of process ids.
+        let ids =
+            fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|text| text.trim().parse().ok());
+        let processes = [hard(Resource::Nproc), ids].into_iter().flatten().min();
+        Self { open_files: hard(Resource::Nofile), processes }
+    }
 }
 
 /// Open files that a node asks for where it may.
@@ -107,13 +128,16 @@ const OPEN_FILES: u64 = 131_072;
 const PIDS_PER_RANK: u64 = 256;
 const PIDS_BASE: u64 = 64;
 
-/// A container without a network that only says the agent's version: a trial of everything that may be refused.
-pub(super) fn trial(settings: &Settings, name: &str) -> Container {
+/// A container that only says the agent's version: a trial of everything that may be refused.
+pub(super) fn trial(settings: &Settings, name: &str, place: &Place) -> Container {
     let (user, userns, rootful) = match settings.user {
         NodeUser::Host { uid, gid } => (format!("{uid}:{gid}"), None, true),
         NodeUser::KeepId { uid, gid } => (format!("{uid}:{gid}"), Some(Mode { nsmode: "keep-id" }), false),
     };
-    let open_files = settings.open_files.min(OPEN_FILES);
+    let open_files = settings.limits.open_files.map_or(OPEN_FILES, |limit| limit.min(OPEN_FILES));
+    let limit = |r#type, value| Limit { r#type, soft: value, hard: value };
+    let mut limits = vec![limit("nofile", open_files)];
+    limits.extend(settings.limits.processes.map(|value| limit("nproc", value)));
     Container {
         name: name.to_owned(),
         image: settings.image.hex(),
@@ -127,8 +151,8 @@ pub(super) fn trial(settings: &Settings, name: &str) -> Container {
         hostadd: Vec::new(),
         user,
         userns,
-        netns: Mode { nsmode: "none" },
-        networks: BTreeMap::new(),
+        netns: Mode { nsmode: "bridge" },
+        networks: attached(place, 0),
         mounts: vec![Volume {
             destination: "/tmp".to_owned(),
             source: "tmpfs".to_owned(),
@@ -139,7 +163,7 @@ pub(super) fn trial(settings: &Settings, name: &str) -> Container {
         read_only_filesystem: true,
         cap_drop: vec!["all".to_owned()],
         no_new_privileges: true,
-        r_limits: vec![Limit { r#type: "RLIMIT_NOFILE", soft: open_files, hard: open_files }],
+        r_limits: limits,
         // Without systemd's delegation a rootless Podman may not limit anything.
         resource_limits: rootful.then_some(Resources { pids: Pids { limit: PIDS_BASE } }),
         log_configuration: None,
@@ -153,6 +177,11 @@ pub(super) struct Place {
     pub(super) network: String,
     /// The addresses of all nodes, by index.
     pub(super) addresses: Vec<String>,
+}
+
+fn attached(place: &Place, node: u32) -> BTreeMap<String, Attachment> {
+    let own = place.addresses.get(node as usize).cloned();
+    BTreeMap::from([(place.network.clone(), Attachment { static_ips: own.into_iter().collect() })])
 }
 
 /// The container of a node. `folder` is the node's in the run directory, `log` the file for what its agent says.
@@ -172,7 +201,7 @@ pub(super) fn node(
         // `z` lets containers in where SELinux rules, and is nothing elsewhere.
         options: vec!["rbind", "nosuid", "nodev", if read_only { "ro" } else { "rw" }, "z"],
     };
-    let mut container = trial(settings, &name(plan, attempt, node.node));
+    let mut container = trial(settings, &name(plan, attempt, node.node), place);
     container.command.clear();
     container.env.insert(env::NODE_PLAN.to_owned(), format!("{}/{}", node.run_dir, super::NODE_PLAN_FILE));
     container.labels = labels(plan, attempt);
@@ -181,9 +210,7 @@ pub(super) fn node(
     // Names without a resolver: a static program has none.
     let entries = (0..).zip(&place.addresses).map(|(node, address)| format!("{}:{address}", hostname(node)));
     container.hostadd = entries.collect();
-    container.netns = Mode { nsmode: "bridge" };
-    let own = place.addresses.get(node.node as usize).cloned();
-    container.networks.insert(place.network.clone(), Attachment { static_ips: own.into_iter().collect() });
+    container.networks = attached(place, node.node);
     container.mounts.extend(plan.mounts.iter().map(|mount| bind(&mount.host, &mount.node, mount.read_only)));
     container.mounts.push(bind(folder, &node.run_dir, false));
     container.shm_size = plan.shm_bytes;
@@ -199,6 +226,7 @@ pub(super) fn node(
 pub(super) fn labels(plan: &LaunchPlan, attempt: u32) -> BTreeMap<String, String> {
     BTreeMap::from([
         (LABEL_JOB.to_owned(), plan.job.to_string()),
+        (LABEL_RUN.to_owned(), run(plan)),
         (LABEL_ATTEMPT.to_owned(), attempt.to_string()),
     ])
 }
@@ -209,5 +237,10 @@ fn name(plan: &LaunchPlan, attempt: u32, node: u32) -> String {
 
 /// Name of an attempt's network.
 pub(super) fn network(plan: &LaunchPlan, attempt: u32) -> String {
-    format!("trainyard-{}-{attempt}", plan.job)
+    format!("trainyard-{}-{}-{attempt}", plan.job, run(plan))
+}
+
+/// Stands for the run directory in names and labels.
+pub(super) fn run(plan: &LaunchPlan) -> String {
+    Digest::of(plan.run_dir.as_bytes()).short()
 }

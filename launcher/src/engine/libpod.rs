@@ -45,14 +45,16 @@ impl Libpod {
         }
     }
 
-    /// Starts a service that ends with this value.
-    pub(super) async fn start() -> Result<Self, EngineError> {
+    /// Starts a service that ends with this value. `runtime` is the OCI runtime of all its containers; none: the default.
+    pub(super) async fn start(runtime: Option<&str>) -> Result<Self, EngineError> {
         let failed = |found: String| EngineError::Service { found };
         // The path of a socket is at most 107 bytes, so it cannot lie in a run directory.
         let folder = tempfile::Builder::new().prefix("trainyard-podman-").tempdir();
         let folder = folder.map_err(|error| failed(error.to_string()))?;
         let socket = folder.path().join("podman.sock");
         let mut child = Command::new("podman")
+            // Services before Podman 4.7 ignore the runtime that a request asks for.
+            .args(runtime.iter().flat_map(|name| ["--runtime", *name]))
             .args(["system", "service", "--time", IDLE_SECONDS])
             .arg(format!("unix://{}", socket.display()))
             .stdin(Stdio::null())

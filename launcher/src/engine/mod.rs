@@ -13,11 +13,12 @@ mod trial;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use trainyard_spec::plan::{EnginePlan, LaunchPlan, NodePlan, NodeUser, Rendezvous};
 
 use crate::plan::Image;
 use crate::run_dir::RunDirError;
+use crate::supervise::Stop;
 use crate::tail::Format;
 
 use podman::Podman;
@@ -153,6 +154,9 @@ pub enum EngineError {
     /// The run directory cannot be written.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
+    /// It was told to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// Something is still there after it was removed.
     #[error("cannot remove {what}: {found}")]
     Remains {
@@ -164,7 +168,7 @@ pub enum EngineError {
 }
 
 /// Finds an engine that works here, by trying it with the image: nothing but a container that has run proves that
-/// containers run.
+/// containers run. When `stop` asks to, it ends soon; to drop it before it ends may leave its trial behind.
 ///
 /// # Errors
 /// When the engine that was asked for does not work. [`EngineChoice::Auto`] falls back to processes and says why.
@@ -172,13 +176,15 @@ pub async fn choose(
     choice: EngineChoice,
     settings: &EngineSettings,
     image: &Image,
+    mut stop: watch::Receiver<Stop>,
 ) -> Result<Chosen, EngineError> {
     let process = |notes| Chosen { engine: EnginePlan::Process, notes };
     match choice {
         EngineChoice::Process => Ok(process(Vec::new())),
-        EngineChoice::Podman => trial::choose(settings, image).await,
-        EngineChoice::Auto => match trial::choose(settings, image).await {
+        EngineChoice::Podman => trial::choose(settings, image, &mut stop).await,
+        EngineChoice::Auto => match trial::choose(settings, image, &mut stop).await {
             Ok(chosen) => Ok(chosen),
+            Err(EngineError::Interrupted) => Err(EngineError::Interrupted),
             Err(EngineError::NoPodman { .. }) => {
                 Ok(process(vec!["Podman is not here: nodes are processes of this machine".to_owned()]))
             }
@@ -232,7 +238,7 @@ pub(crate) struct NodeExit {
 #[derive(Debug)]
 pub(crate) enum Engine {
     Process(Processes),
-    Podman(Podman),
+    Podman(Box<Podman>),
 }
 
 impl Engine {
@@ -240,7 +246,7 @@ impl Engine {
     pub(crate) async fn open(plan: &LaunchPlan) -> Result<Self, EngineError> {
         Ok(match &plan.engine {
             EnginePlan::Process => Self::Process(Processes::new(plan)),
-            EnginePlan::Podman { .. } => Self::Podman(Podman::open(plan).await?),
+            EnginePlan::Podman { .. } => Self::Podman(Box::new(Podman::open(plan).await?)),
         })
     }
 

@@ -4,6 +4,7 @@
 //! container's log driver in the run directory, and so outlives the controller. Containers and networks carry labels,
 //! by which they are found again without one.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,9 +18,9 @@ use podman_api::opts::{
 use tokio::sync::{mpsc, oneshot};
 use trainyard_spec::plan::{EnginePlan, LaunchPlan, NodePlan, NodeUser};
 
-use super::container::{self, LABEL_JOB, Place, Settings};
+use super::container::{self, LABEL_RUN, Limits, Place, Settings};
 use super::libpod::Libpod;
-use super::{EngineError, NodeExit, Signal, Started, image, trial};
+use super::{EngineError, NodeExit, Signal, Started, image};
 use crate::tail::Format;
 
 /// File of a node's folder in which its agent's lines are kept.
@@ -44,7 +45,8 @@ fn failed<'a>(action: &'a str, what: &'a str) -> impl Fn(podman_api::Error) -> E
 async fn service(plan: &LaunchPlan) -> Result<Libpod, EngineError> {
     match &plan.engine {
         EnginePlan::Podman { socket: Some(socket), .. } => Libpod::connect(Path::new(socket)).await,
-        _ => Libpod::start().await,
+        EnginePlan::Podman { socket: None, runtime, .. } => Libpod::start(runtime.as_deref()).await,
+        EnginePlan::Process => unreachable!("this engine is asked about plans of its own alone"),
     }
 }
 
@@ -54,31 +56,17 @@ impl Podman {
         let image = image::ensure(&service, Path::new(&plan.image.layout), plan.image.digest).await?;
         let (runtime, user) = match &plan.engine {
             EnginePlan::Podman { runtime, user, .. } => (runtime.clone(), *user),
-            EnginePlan::Process => unreachable!("this engine is opened for plans of its own alone"),
+            EnginePlan::Process => unreachable!("this engine is asked about plans of its own alone"),
         };
-        let settings = Settings { image, runtime, user, open_files: trial::open_files() };
+        let settings = Settings { image, runtime, user, limits: Limits::here() };
         Ok(Self { service, settings, plan: plan.clone(), attempt: 0, place: None })
     }
 
     pub(super) async fn prepare(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<(), EngineError> {
         self.attempt = attempt;
         let name = container::network(plan, attempt);
-        let options = NetworkCreateOpts::builder()
-            .name(name.as_str())
-            .driver("bridge")
-            // Nodes need each other and nothing else.
-            .internal(true)
-            .dns_enabled(false)
-            .labels(container::labels(plan, attempt))
-            .build();
-        let network =
-            self.service.api.networks().create(&options).await.map_err(failed("create network", &name))?;
-        let subnet =
-            network.subnets.and_then(|subnets| subnets.into_iter().next()?.subnet).unwrap_or_default();
-        let addresses = addresses(&subnet, plan.nodes.len()).ok_or_else(|| EngineError::Podman {
-            action: format!("give {} addresses on network {name}", plan.nodes.len()),
-            found: format!("its subnet is {subnet:?}"),
-        })?;
+        let addresses =
+            create_network(&self.service, &name, container::labels(plan, attempt), plan.nodes.len()).await?;
         self.place = Some(Place { network: name, addresses });
         self.hand_over(Path::new(&plan.run_dir).join("checkpoints"))
     }
@@ -118,6 +106,38 @@ impl Podman {
         self.place = None;
         remove_all(&self.service, &self.plan).await
     }
+}
+
+/// Makes a private network. Returns the addresses of its nodes.
+pub(super) async fn create_network(
+    service: &Libpod,
+    name: &str,
+    labels: BTreeMap<String, String>,
+    nodes: usize,
+) -> Result<Vec<String>, EngineError> {
+    let options = NetworkCreateOpts::builder()
+        .name(name)
+        .driver("bridge")
+        // Nodes need each other and nothing else.
+        .internal(true)
+        .dns_enabled(false)
+        .labels(labels)
+        .build();
+    let network = service.api.networks().create(&options).await.map_err(failed("create network", name))?;
+    let subnet = network.subnets.and_then(|subnets| subnets.into_iter().next()?.subnet).unwrap_or_default();
+    addresses(&subnet, nodes).ok_or_else(|| EngineError::Podman {
+        action: format!("give {nodes} addresses on network {name}"),
+        found: format!("its subnet is {subnet:?}"),
+    })
+}
+
+/// Removes a network, if it is there.
+pub(super) async fn remove_network(service: &Libpod, name: &str) -> Result<(), EngineError> {
+    let network = service.api.networks().get(name);
+    if !network.exists().await.map_err(failed("look for network", name))? {
+        return Ok(());
+    }
+    network.remove().await.map(drop).map_err(failed("remove network", name))
 }
 
 /// The addresses of nodes on a subnet; its first address is the gateway's.
@@ -235,7 +255,7 @@ async fn terminate(service: &Libpod, plan: &LaunchPlan) -> Result<(), EngineErro
 }
 
 async fn containers(service: &Libpod, plan: &LaunchPlan, all: bool) -> Result<Vec<String>, EngineError> {
-    let filter = ContainerListFilter::LabelKeyVal(LABEL_JOB.to_owned(), plan.job.to_string());
+    let filter = ContainerListFilter::LabelKeyVal(LABEL_RUN.to_owned(), container::run(plan));
     let options = ContainerListOpts::builder().all(all).filter([filter]).build();
     let found = service.api.containers().list(&options).await.map_err(failed("list", "containers"))?;
     Ok(found.into_iter().filter_map(|container| container.id).collect())
@@ -251,13 +271,11 @@ async fn remove_all(service: &Libpod, plan: &LaunchPlan) -> Vec<EngineError> {
         }
         Err(error) => errors.push(error),
     }
-    let filter = NetworkListFilter::LabelKeyVal(LABEL_JOB.to_owned(), plan.job.to_string());
+    let filter = NetworkListFilter::LabelKeyVal(LABEL_RUN.to_owned(), container::run(plan));
     match service.api.networks().list(&NetworkListOpts::builder().filter([filter]).build()).await {
         Ok(networks) => {
             for name in networks.into_iter().filter_map(|network| network.name) {
-                if let Err(error) = service.api.networks().get(name.as_str()).remove().await {
-                    errors.push(failed("remove network", &name)(error));
-                }
+                errors.extend(remove_network(service, &name).await.err());
             }
         }
         Err(error) => errors.push(failed("list", "networks")(error)),

@@ -1,15 +1,18 @@
 //! Finds out whether Podman can run nodes here, and how, by running a container of the image.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, getegid, geteuid, getrlimit};
+use rustix::process::{getegid, geteuid};
+use tokio::sync::watch;
 use trainyard_spec::plan::{EnginePlan, NodeUser};
 
-use super::container::{self, Settings};
+use super::container::{self, Limits, Place, Settings};
 use super::libpod::{Libpod, default_sockets, is_rootful, on_path};
-use super::podman::{remove, run_to_end};
+use super::podman::{create_network, remove, remove_network, run_to_end};
 use super::{Chosen, EngineError, EngineSettings, image};
 use crate::plan::Image;
+use crate::supervise::{Stop, asked_beyond};
 
 /// OCI runtimes to try, after Podman's default, where that cannot start a container: a host may have one that does not
 /// fit its control groups.
@@ -18,15 +21,35 @@ const RUNTIMES: [&str; 2] = ["crun", "runc"];
 const UNPRIVILEGED: u32 = 65_532;
 
 /// Finds a service and a runtime that run a container of the image.
-pub(super) async fn choose(settings: &EngineSettings, image: &Image) -> Result<Chosen, EngineError> {
+pub(super) async fn choose(
+    settings: &EngineSettings,
+    image: &Image,
+    stop: &mut watch::Receiver<Stop>,
+) -> Result<Chosen, EngineError> {
     let uid = geteuid().as_raw();
-    let (socket, podman) = reach(settings, uid).await?;
+    let (socket, mut podman) = reach(settings, uid).await?;
     let user = node_user(uid, socket.as_deref());
-    let id = image::ensure(&podman, &image.layout, image.digest).await?;
+    let id = tokio::select! {
+        id = image::ensure(&podman, &image.layout, image.digest) => id?,
+        _ = asked_beyond(stop, Stop::No) => return Err(EngineError::Interrupted),
+    };
     let mut refusals = Vec::new();
     for runtime in [None].into_iter().chain(RUNTIMES.map(Some)) {
+        // Between trials alone: one that has begun is removed, too.
+        if *stop.borrow() > Stop::No {
+            return Err(EngineError::Interrupted);
+        }
+        if socket.is_none() && runtime.is_some() {
+            podman = match Libpod::start(runtime).await {
+                Ok(podman) => podman,
+                Err(error) => {
+                    refusals.push(format!("{}: {error}", runtime.unwrap_or_default()));
+                    continue;
+                }
+            };
+        }
         let settings =
-            Settings { image: id, runtime: runtime.map(str::to_owned), user, open_files: open_files() };
+            Settings { image: id, runtime: runtime.map(str::to_owned), user, limits: Limits::here() };
         match try_container(&podman, &settings).await {
             Ok(()) => {
                 let refused = refusals.join("; ");
@@ -57,7 +80,7 @@ async fn reach(settings: &EngineSettings, uid: u32) -> Result<(Option<PathBuf>, 
         return Ok((Some(socket.clone()), podman));
     }
     if on_path("podman", settings.path.as_deref()) {
-        return Ok((None, Libpod::start().await?));
+        return Ok((None, Libpod::start(None).await?));
     }
     let looked: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
     Err(EngineError::NoPodman { looked: looked.join(" or ") })
@@ -72,22 +95,26 @@ fn node_user(uid: u32, socket: Option<&Path>) -> NodeUser {
     }
 }
 
-/// The hard limit of open files here.
-pub(super) fn open_files() -> u64 {
-    getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
-}
-
+/// Makes a network and runs a container on it, as an attempt does, and removes both.
 async fn try_container(podman: &Libpod, settings: &Settings) -> Result<(), EngineError> {
     let runtime = settings.runtime.as_deref().unwrap_or("default");
     let name = format!("trainyard-trial-{}-{runtime}", std::process::id());
-    let container = container::trial(settings, &name);
-    let ended = match podman.create(&container).await {
-        Ok(_) => run_to_end(podman, &name).await,
+    let addresses = create_network(podman, &name, BTreeMap::new(), 1).await;
+    let ended = match addresses {
+        Ok(addresses) => {
+            let place = Place { network: name.clone(), addresses };
+            match podman.create(&container::trial(settings, &name, &place)).await {
+                Ok(_) => run_to_end(podman, &name).await,
+                Err(error) => Err(error),
+            }
+        }
         Err(error) => Err(error),
     };
     let removed = remove(podman, &name).await;
+    let network_removed = remove_network(podman, &name).await;
     let exit = ended?;
     removed?;
+    network_removed?;
     match exit {
         0 => Ok(()),
         code => Err(EngineError::Trial { found: format!("{name} exited with code {code}") }),

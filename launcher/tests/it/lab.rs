@@ -81,7 +81,8 @@ impl Lab {
         let mut lab = Self::process();
         let chosen = CHOSEN.get_or_init(|| {
             let settings = EngineSettings { path: std::env::var_os("PATH"), ..EngineSettings::default() };
-            let chosen = lab.runtime.block_on(engine::choose(EngineChoice::Podman, &settings, &image()));
+            let chosen =
+                lab.runtime.block_on(engine::choose(EngineChoice::Podman, &settings, &image(), never()));
             chosen.map(|chosen| chosen.engine).map_err(|error| error.to_string())
         });
         match chosen {
@@ -158,6 +159,11 @@ impl Lab {
             }
         }
     }
+}
+
+/// Nobody who asks to stop.
+pub(crate) fn never() -> watch::Receiver<Stop> {
+    watch::channel(Stop::No).1
 }
 
 /// How a job went.

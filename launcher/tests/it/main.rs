@@ -1,5 +1,11 @@
 //! Launches with real processes and a real Podman.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by a panic, and says aloud what it skips"
+)]
+
 mod faults;
 mod jobs;
 mod lab;

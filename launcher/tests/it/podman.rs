@@ -11,7 +11,7 @@ use trainyard_spec::plan::EnginePlan;
 use trainyard_spec::protocol::NodeEvent;
 
 use crate::jobs::stop_an_abandoned_job;
-use crate::lab::{Lab, image, report};
+use crate::lab::{Lab, image, never, rank_process, report};
 
 const LONG: &str = "echo up; while true; do busybox sleep 0.1; done";
 
@@ -25,11 +25,19 @@ fn four_containers_see_each_other_and_nothing_else() {
     let event = report(r#"{"event":"finished","step":3}"#);
     let script = format!(
         "b=/bin/busybox; {event}
-         if [ $RANK = 0 ]; then for i in 1 2 3; do $b nc -l -p $MASTER_PORT </dev/null; done;
-         else until echo hello from $($b hostname) | $b nc $MASTER_ADDR $MASTER_PORT; do $b sleep 0.1; done; fi
-         echo user $($b id -u) >$TRAINYARD_EVENTS.txt; echo written >/trainyard/checkpoints/$RANK
+         c=/trainyard/checkpoints
+         if [ $RANK = 0 ]; then
+           $b nc -ll -p $MASTER_PORT -e /bin/busybox cat &
+           until [ -e $c/1 ] && [ -e $c/2 ] && [ -e $c/3 ]; do $b sleep 0.05; done
+         else
+           until [ \"$reply\" ]; do
+             reply=$(echo hello from $($b hostname) | $b nc -w 1 $MASTER_ADDR $MASTER_PORT 2>/dev/null); $b sleep 0.05
+           done
+           echo $reply
+         fi
+         echo written >$c/$RANK
          $b grep -E 'NoNewPrivs|CapEff' /proc/self/status
-         $b touch /etc/x 2>&1; $b touch /trainyard/data/x 2>&1; $b ip route | $b grep default; ulimit -n; $b df /dev/shm | $b tail -1; echo $0"
+         $b id -u; $b touch /etc/x 2>&1; $b touch /trainyard/data/x 2>&1; $b ip route | $b grep default; $b df /dev/shm | $b tail -1"
     );
     let plan = lab.plan("four-1", 4, 0, &script);
     let ran = lab.run(&plan, |_, _| {});
@@ -43,7 +51,8 @@ fn four_containers_see_each_other_and_nothing_else() {
     assert_eq!(count("CapEff:\t0000000000000000"), 4, "{lines:#?}");
     assert_eq!(count("Read-only file system"), 8, "{lines:#?}");
     assert_eq!(count("default via"), 0, "{lines:#?}");
-    assert_eq!(count("65536"), 4, "{lines:#?}");
+    assert_eq!(count("65536"), 4, "/dev/shm in KiB: {lines:#?}");
+    assert_eq!(lines.iter().filter(|line| *line == "65532").count(), 4, "{lines:#?}");
     for rank in 0..4 {
         let written = lab.dir.path().join(format!("four-1/checkpoints/{rank}"));
         assert_eq!(std::fs::read_to_string(written).unwrap(), "written\n");
@@ -55,27 +64,9 @@ fn four_containers_see_each_other_and_nothing_else() {
 #[test]
 fn a_killed_rank_and_a_killed_container_are_noticed_in_time() {
     let Some(lab) = Lab::podman() else { return };
-    type Kill = fn(&str) -> Vec<String>;
-    let cases: [(&str, Kill, Option<u32>, FailureClass); 2] = [
-        (
-            "rank",
-            |name| {
-                ["exec", name, "/bin/busybox", "sh", "-c", "kill -9 2"]
-                    .iter()
-                    .map(|s| (*s).to_owned())
-                    .collect()
-            },
-            Some(1),
-            FailureClass::Unknown,
-        ),
-        (
-            "container",
-            |name| vec!["kill".into(), "-s".into(), "KILL".into(), name.into()],
-            None,
-            FailureClass::Host,
-        ),
-    ];
-    for (what, command, rank, class) in cases {
+    for (what, rank, class) in
+        [("rank", Some(1), FailureClass::Unknown), ("container", None, FailureClass::Host)]
+    {
         let id = format!("dead-{what}-1");
         let plan = lab.plan(&id, 2, 0, LONG);
         let mut up = 0;
@@ -84,12 +75,17 @@ fn a_killed_rank_and_a_killed_container_are_noticed_in_time() {
         let ran = lab.run(&plan, |record, _| {
             up += u32::from(is_up(&record.event));
             if up == 2 && killed.is_none() {
-                let arguments = command(&format!("trainyard-{id}-0-node-1"));
-                let mut command = Command::new("podman");
-                if let EnginePlan::Podman { runtime: Some(runtime), .. } = &plan.engine {
-                    command.args(["--runtime", runtime]);
-                }
-                assert!(command.args(arguments).output().unwrap().status.success());
+                let job = format!("label=trainyard.job={id}");
+                let mut list = Command::new("podman");
+                list.args(["ps", "-q", "--filter", job.as_str(), "--filter", "label=trainyard.node=1"]);
+                let container = String::from_utf8(list.output().unwrap().stdout).unwrap().trim().to_owned();
+                // A container's processes are the machine's, too.
+                let rank = rank_process(&format!("{id}-0"), 1).unwrap().to_string();
+                let killed_by = match what {
+                    "rank" => Command::new("kill").args(["-9", rank.as_str()]).status(),
+                    _ => Command::new("podman").args(["kill", "-s", "KILL", container.as_str()]).status(),
+                };
+                assert!(killed_by.unwrap().success());
                 killed = Some(Instant::now());
             }
             let stop = matches!(&record.event, JobEvent::Node { node: 0, said: NodeEvent::Stopping { .. } });
@@ -144,17 +140,19 @@ fn a_dead_socket_is_an_error_or_a_note() {
         container_host: Some(format!("unix://{}", socket.display())),
         ..EngineSettings::default()
     };
-    let asked = lab.runtime.block_on(choose(EngineChoice::Podman, &settings, &image()));
+    let asked = lab.runtime.block_on(choose(EngineChoice::Podman, &settings, &image(), never()));
     let Err(error @ EngineError::NoService { .. }) = asked else { panic!("{asked:?}") };
     assert!(error.to_string().contains("systemctl start podman.socket"), "{error}");
-    let auto = lab.runtime.block_on(choose(EngineChoice::Auto, &settings, &image())).unwrap();
+    let auto = lab.runtime.block_on(choose(EngineChoice::Auto, &settings, &image(), never())).unwrap();
     assert_eq!(auto.engine, EnginePlan::Process);
     assert!(auto.notes[0].contains("no Podman service answers at"), "{:?}", auto.notes);
     let odd =
         EngineSettings { container_host: Some("ssh://host/run".to_owned()), ..EngineSettings::default() };
-    let asked = lab.runtime.block_on(choose(EngineChoice::Podman, &odd, &image()));
+    let asked = lab.runtime.block_on(choose(EngineChoice::Podman, &odd, &image(), never()));
     assert!(matches!(asked, Err(EngineError::Address { .. })), "{asked:?}");
-    let nothing =
-        lab.runtime.block_on(choose(EngineChoice::Auto, &EngineSettings::default(), &image())).unwrap();
+    let nothing = lab
+        .runtime
+        .block_on(choose(EngineChoice::Auto, &EngineSettings::default(), &image(), never()))
+        .unwrap();
     assert_eq!(nothing.engine, EnginePlan::Process);
 }
