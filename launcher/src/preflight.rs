@@ -171,12 +171,9 @@ fn disk(plan: &LaunchPlan, run_dir: &Path) -> Check {
 }
 
 fn data(plan: &LaunchPlan) -> Check {
-    let folder = plan.mounts.iter().find(|mount| {
-        mount.host.as_str() != plan.run_dir
-            && mount.read_only
-            && !mount.host.starts_with(&format!("{}/", plan.run_dir))
-    });
-    let folder = folder.map_or(Path::new(&plan.run_dir), |mount| Path::new(&mount.host));
+    // What lies in the run directory is written by the launcher itself.
+    let given = plan.mounts.iter().find(|mount| !Path::new(&mount.host).starts_with(&plan.run_dir));
+    let folder = given.map_or(Path::new(&plan.run_dir), |mount| Path::new(&mount.host));
     // A container's user is another one than the owner of the files.
     let foreign = matches!(plan.engine, EnginePlan::Podman { user: NodeUser::Host { .. }, .. });
     let unreadable = first_unreadable(folder, foreign);

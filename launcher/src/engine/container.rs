@@ -244,3 +244,50 @@ pub(super) fn network(plan: &LaunchPlan, attempt: u32) -> String {
 pub(super) fn run(plan: &LaunchPlan) -> String {
     Digest::of(plan.run_dir.as_bytes()).short()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::plan::{Image, Launch, plan};
+
+    #[test]
+    fn the_request_for_a_node() {
+        let job = include_str!("../../tests/job.json");
+        let user = NodeUser::Host { uid: 65532, gid: 65532 };
+        let launch = Launch {
+            id: "test-1".parse().unwrap(),
+            job: serde_json::from_str(job).unwrap(),
+            image: Image { digest: Digest::of(b"image"), layout: "/layout".into(), rootfs: "/rootfs".into() },
+            data_dir: "/data".into(),
+            nodes: 2,
+            max_restarts: 3,
+            run_dir: "/jobs/test-1".into(),
+            engine: trainyard_spec::plan::EnginePlan::Podman { socket: None, runtime: None, user },
+        };
+        let machine = Machine {
+            cores: 2,
+            memory_available: 1 << 30,
+            processes_free: 1000,
+            open_files: 20_000,
+            uid: 0,
+            gid: 0,
+        };
+        let plan = plan(&launch, &machine).unwrap();
+        let limits = Limits { open_files: Some(20_000), processes: None };
+        let settings = Settings { image: Digest::of(b"config"), runtime: None, user, limits };
+        let addresses = vec!["10.89.0.2".to_owned(), "10.89.0.3".to_owned()];
+        let place = Place { network: network(&plan, 0), addresses };
+        let folder = "/jobs/test-1/attempt-0/node-1";
+        let request = node(
+            &settings,
+            &plan,
+            0,
+            &plan.nodes[1],
+            &place,
+            folder,
+            "/jobs/test-1/attempt-0/node-1/said.log",
+        );
+        insta::assert_json_snapshot!(request);
+    }
+}

@@ -14,48 +14,15 @@ use trainyard_launcher::machine::Machine;
 use trainyard_launcher::plan::{Image, Launch, plan};
 use trainyard_launcher::run_dir::RunDir;
 use trainyard_launcher::supervise::{Outcome, RunError, Stop, run};
+use trainyard_spec::Digest;
 use trainyard_spec::event::{JobEvent, JobRecord};
-use trainyard_spec::job::{Data, JobManifest};
+use trainyard_spec::job::JobManifest;
 use trainyard_spec::plan::{EnginePlan, LaunchPlan};
 use trainyard_spec::protocol::NodeEvent;
-use trainyard_spec::trainer::{ModelConfig, TrainConfig};
-use trainyard_spec::{Digest, FormatVersion};
 
 /// A small job.
 pub(crate) fn manifest() -> JobManifest {
-    JobManifest {
-        version: FormatVersion,
-        name: "test".parse().unwrap(),
-        image: "image.toml".to_owned(),
-        nodes: 2,
-        ranks_per_node: 1,
-        max_restarts: 0,
-        data: Data {
-            corpus: "corpus.toml".to_owned(),
-            tokenizer: "byte".to_owned(),
-            validation_fraction: 0.1,
-        },
-        model: ModelConfig { layers: 2, heads: 2, channels: 32, context: 16 },
-        train: TrainConfig {
-            steps: 10,
-            batch: 2,
-            grad_accumulation: 1,
-            learning_rate: 1e-3,
-            min_learning_rate: 1e-4,
-            warmup_steps: 2,
-            weight_decay: 0.1,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            clip_norm: 1.0,
-            seed: 1,
-            eval_every: 5,
-            eval_sequences: 4,
-            checkpoint_every: 5,
-            keep_last: 2,
-        },
-        sample: None,
-    }
+    serde_json::from_str(include_str!("../job.json")).unwrap()
 }
 
 /// A folder for jobs, and an image.

@@ -7,7 +7,7 @@ use trainyard_launcher::engine::{EngineChoice, EngineError, EngineSettings, choo
 use trainyard_launcher::supervise::Stop;
 use trainyard_spec::Exit;
 use trainyard_spec::event::{FailureClass, JobEvent};
-use trainyard_spec::plan::EnginePlan;
+use trainyard_spec::plan::{EnginePlan, NodeUser};
 use trainyard_spec::protocol::NodeEvent;
 
 use crate::jobs::stop_an_abandoned_job;
@@ -52,7 +52,12 @@ fn four_containers_see_each_other_and_nothing_else() {
     assert_eq!(count("Read-only file system"), 8, "{lines:#?}");
     assert_eq!(count("default via"), 0, "{lines:#?}");
     assert_eq!(count("65536"), 4, "/dev/shm in KiB: {lines:#?}");
-    assert_eq!(lines.iter().filter(|line| *line == "65532").count(), 4, "{lines:#?}");
+    let EnginePlan::Podman { user: NodeUser::Host { uid, .. } | NodeUser::KeepId { uid, .. }, .. } =
+        plan.engine
+    else {
+        panic!("{:?}", plan.engine)
+    };
+    assert_eq!(lines.iter().filter(|line| **line == uid.to_string()).count(), 4, "{lines:#?}");
     for rank in 0..4 {
         let written = lab.dir.path().join(format!("four-1/checkpoints/{rank}"));
         assert_eq!(std::fs::read_to_string(written).unwrap(), "written\n");
@@ -83,7 +88,10 @@ fn a_killed_rank_and_a_killed_container_are_noticed_in_time() {
                 let rank = rank_process(&format!("{id}-0"), 1).unwrap().to_string();
                 let killed_by = match what {
                     "rank" => Command::new("kill").args(["-9", rank.as_str()]).status(),
-                    _ => Command::new("podman").args(["kill", "-s", "KILL", container.as_str()]).status(),
+                    _ => Command::new("podman")
+                        .args(["kill", "-s", "KILL", container.as_str()])
+                        .output()
+                        .map(|done| done.status),
                 };
                 assert!(killed_by.unwrap().success());
                 killed = Some(Instant::now());
