@@ -188,7 +188,8 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
 /// # Errors
 /// When it cannot be read or is wrong.
 pub fn read_manifest(path: &Path) -> Result<ImageManifest, Error> {
-    let text = fs_err::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text =
+        fs_err::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     Ok(trainyard_spec::toml::read(&path.display().to_string(), &text)?)
 }
 
@@ -259,12 +260,21 @@ impl Build<'_> {
         toolchain.check(rustc, commit)?;
         let linked = self.linked(link)?;
         let target = self.workshop.cargo.join(Digest::of(workspace.as_os_str().as_encoded_bytes()).short());
-        let compilation = Compilation { workspace: &workspace, packages, toolchain: &toolchain, linked: &linked, target: &target };
+        let compilation = Compilation {
+            workspace: &workspace,
+            packages,
+            toolchain: &toolchain,
+            linked: &linked,
+            target: &target,
+        };
         let binaries = cargo::compile(&compilation, &self.workshop.layers, tools, self.progress)?;
         let files = binaries.into_iter().map(|binary| {
             let read = |source| Error::Read { path: binary.path.clone(), source };
             let (digest, size) = digest_of(File::open(&binary.path).map_err(read)?).map_err(read)?;
-            Ok((binary.name, tree::File { owner: input.clone(), source: binary.path, digest, size, executable: true }))
+            Ok((
+                binary.name,
+                tree::File { owner: input.clone(), source: binary.path, digest, size, executable: true },
+            ))
         });
         Ok((files.collect::<Result<_, Error>>()?, linked.differs))
     }
@@ -319,7 +329,9 @@ fn write_layer(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> 
     for (path, entry) in tree.iter() {
         content += &match entry {
             tree::Entry::Folder => format!("folder {path}\n"),
-            tree::Entry::File(file) => format!("file {path} {} {} {}\n", file.digest, file.size, file.executable),
+            tree::Entry::File(file) => {
+                format!("file {path} {} {} {}\n", file.digest, file.size, file.executable)
+            }
         };
     }
     let key = Digest::of(content.as_bytes());

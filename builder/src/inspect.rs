@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use flate2::read::GzDecoder;
 use oci_spec::image::MediaType;
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 use tar::{Archive, EntryType};
 use trainyard_spec::Digest;
 
 use crate::oci::{self, Layout};
+use crate::store::digest_of;
 
 /// What an image holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -100,7 +100,8 @@ pub fn inspect(layout: &Layout) -> Result<Report, Error> {
     let mut layers = Vec::new();
     for (index, described) in layout.manifest.layers().iter().enumerate() {
         let digest = described.digest().to_string();
-        let failed = |source| Error::Layer { digest: digest.clone(), folder: layout.folder().to_owned(), source };
+        let failed =
+            |source| Error::Layer { digest: digest.clone(), folder: layout.folder().to_owned(), source };
         let file = io::BufReader::new(layout.layer(described)?);
         let files = match described.media_type() {
             MediaType::ImageLayerGzip => files(GzDecoder::new(file)),
@@ -138,9 +139,8 @@ fn files(layer: impl io::Read) -> io::Result<BTreeMap<String, FileReport>> {
         }
         let path = format!("/{}", entry.path()?.display().to_string().trim_start_matches(['.', '/']));
         let (size, mode) = (entry.size(), entry.header().mode()?);
-        let mut hasher = Sha256::new();
-        io::copy(&mut entry, &mut hasher)?;
-        files.insert(path, FileReport { size, mode, digest: Digest::from_bytes(hasher.finalize().into()) });
+        let (digest, _) = digest_of(&mut entry)?;
+        files.insert(path, FileReport { size, mode, digest });
     }
     Ok(files)
 }

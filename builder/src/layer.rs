@@ -91,10 +91,13 @@ pub(crate) fn write(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Er
             return Err(Error::Path { path: path.to_owned() });
         }
         match entry {
-            Entry::Folder => tar.write_all(header(&format!("{path}/"), EntryType::Directory, 0o755, 0).as_bytes()),
+            Entry::Folder => {
+                tar.write_all(header(&format!("{path}/"), EntryType::Directory, 0o755, 0).as_bytes())
+            }
             Entry::File(file) => {
                 let mode = if file.executable { 0o755 } else { 0o644 };
-                tar.write_all(header(path, EntryType::Regular, mode, file.size).as_bytes()).map_err(failed)?;
+                tar.write_all(header(path, EntryType::Regular, mode, file.size).as_bytes())
+                    .map_err(failed)?;
                 copy(&file.source, file.size, file.digest, name, &mut tar)?;
                 pad(file.size, &mut tar)
             }

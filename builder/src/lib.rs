@@ -1,1 +1,22 @@
-//! x
+//! Builds reproducible OCI images from a manifest and its lock, and verifies them; makes the corpora that a job trains
+//! on, in the same way.
+//!
+//! Manifest, lock, inputs, tree, layers, layout: each module is one stage and has one error type, whose `hint` is the
+//! way out. Nothing below [`settings`] reads the environment, the clock or a random source, and nothing prints: a
+//! caller gives a [`progress::Progress`].
+
+pub mod corpus;
+pub mod http;
+pub mod image;
+pub mod index;
+pub mod input;
+pub mod inspect;
+pub mod layer;
+pub mod lock;
+pub mod oci;
+pub mod progress;
+pub mod settings;
+pub mod store;
+pub mod tree;
+pub mod unpack;
+pub mod verify;

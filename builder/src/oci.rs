@@ -107,7 +107,9 @@ pub(crate) fn describe(
         .layers(
             layers
                 .iter()
-                .map(|layer| Ok(Descriptor::new(MediaType::ImageLayerGzip, layer.size, to_oci(&layer.digest)?)))
+                .map(|layer| {
+                    Ok(Descriptor::new(MediaType::ImageLayerGzip, layer.size, to_oci(&layer.digest)?))
+                })
                 .collect::<Result<Vec<_>, Error>>()?,
         )
         .build()?;
@@ -116,7 +118,8 @@ pub(crate) fn describe(
 }
 
 fn config(manifest: &image::ImageManifest, extra_labels: &BTreeMap<String, String>) -> Result<Config, Error> {
-    let mut labels = BTreeMap::from([("org.opencontainers.image.title".to_owned(), manifest.name.to_string())]);
+    let mut labels =
+        BTreeMap::from([("org.opencontainers.image.title".to_owned(), manifest.name.to_string())]);
     labels.extend(manifest.config.labels.clone());
     labels.extend(extra_labels.clone());
     let env: Vec<String> = manifest.config.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -125,8 +128,14 @@ fn config(manifest: &image::ImageManifest, extra_labels: &BTreeMap<String, Strin
         .entrypoint(manifest.config.entrypoint.clone())
         .env(env)
         .working_dir(manifest.config.working_dir.as_str())
-        .labels(labels.into_iter().collect::<std::collections::hash_map::HashMap<_, _>>())
+        .labels(hashed(labels))
         .build()?)
+}
+
+/// What `oci-spec` takes. Nothing depends on its order: canonical JSON sorts it.
+#[expect(clippy::disallowed_types, reason = "the type that oci-spec takes")]
+fn hashed(sorted: BTreeMap<String, String>) -> std::collections::HashMap<String, String> {
+    sorted.into_iter().collect()
 }
 
 fn canonical(document: &impl Serialize) -> Result<Vec<u8>, Error> {
@@ -161,7 +170,10 @@ pub(crate) fn write(
         .digest(to_oci(&documents.digest)?)
         .size(documents.manifest.len() as u64)
         .platform(platform)
-        .annotations(std::iter::once(("org.opencontainers.image.ref.name".to_owned(), name.to_owned())).collect::<std::collections::hash_map::HashMap<_, _>>())
+        .annotations(hashed(BTreeMap::from([(
+            "org.opencontainers.image.ref.name".to_owned(),
+            name.to_owned(),
+        )])))
         .build()?;
     let index = ImageIndexBuilder::default()
         .schema_version(2_u32)
@@ -210,7 +222,9 @@ impl Layout {
         let wrong = |path: &Path, message: String| Error::Layout { path: path.to_owned(), message };
         let index_path = folder.join("index.json");
         let index = fs_err::read(&index_path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => wrong(folder, "it has no index.json".to_owned()),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                wrong(folder, "it has no index.json".to_owned())
+            }
             _ => Error::Read { path: index_path.clone(), source: error },
         })?;
         let index: ImageIndex =

@@ -76,7 +76,9 @@ impl Tree {
                 self.entries.insert(path.to_owned(), Entry::File(file));
                 Ok(())
             }
-            Some(Entry::File(same)) if same.digest == file.digest && same.executable == file.executable => Ok(()),
+            Some(Entry::File(same)) if same.digest == file.digest && same.executable == file.executable => {
+                Ok(())
+            }
             Some(other) => Err(conflict(path, other)),
         }
     }

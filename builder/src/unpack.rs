@@ -136,8 +136,10 @@ fn apply(layer: impl Read, folder: &Path) -> Result<(), Error> {
             }
             EntryType::Link => {
                 let link = entry.link_name().map_err(io)?.ok_or_else(|| hostile("a link to nothing"))?;
-                let link = self::clean(&link).ok_or_else(|| hostile("a hard link that leads out of the image"))?;
-                require_real_parents(folder, &link).map_err(|()| hostile("a hard link that leads through a link"))?;
+                let link =
+                    self::clean(&link).ok_or_else(|| hostile("a hard link that leads out of the image"))?;
+                require_real_parents(folder, &link)
+                    .map_err(|()| hostile("a hard link that leads through a link"))?;
                 remove(&target).map_err(io)?;
                 fs_err::hard_link(folder.join(link), &target).map_err(io)?;
             }

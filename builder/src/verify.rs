@@ -110,11 +110,16 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
                     |file| format!("{} ({} bytes, mode {:o})", file.digest, file.size, file.mode),
                 )
             };
-            compare(&format!("layer {index} {path}"), show(before.files.get(path)), show(after.files.get(path)));
+            compare(
+                &format!("layer {index} {path}"),
+                show(before.files.get(path)),
+                show(after.files.get(path)),
+            );
         }
     }
     if found.is_empty() {
-        found.push("the files are the same, their packing differs (another version of Trainyard?)".to_owned());
+        found
+            .push("the files are the same, their packing differs (another version of Trainyard?)".to_owned());
     }
     found
 }

@@ -131,7 +131,8 @@ impl Validate for ImageManifest {
         for layer in &self.layer {
             if !matches!(self.input.get(&layer.input), Some(Input::Cargo { .. })) {
                 let (name, input) = (&layer.name, &layer.input);
-                let message = format!("layer {name} holds {input}, which is not a cargo input of this manifest");
+                let message =
+                    format!("layer {name} holds {input}, which is not a cargo input of this manifest");
                 faults.at("layer", message, None);
             }
             if !is_clean_absolute(&layer.into) {

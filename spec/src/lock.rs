@@ -17,7 +17,7 @@ use crate::{Digest, FormatVersion, Name};
 pub struct Lock {
     /// Format version.
     pub version: FormatVersion<1>,
-    /// Digest of the manifest's input tables and platform, to notice a lock that is out of date.
+    /// Digest of the manifest's input tables, to notice a lock that is out of date.
     pub manifest: Digest,
     /// Locked inputs by name.
     pub input: BTreeMap<Name, LockedInput>,

@@ -89,9 +89,13 @@ impl Error {
     /// The way out.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Start { .. } => Some("install Rust with rustup; rust-toolchain.toml names the toolchain".to_owned()),
+            Self::Start { .. } => {
+                Some("install Rust with rustup; rust-toolchain.toml names the toolchain".to_owned())
+            }
             Self::Toolchain { release, .. } => Some(format!("rustup toolchain install {release}")),
-            Self::Linker { .. } => Some("install the toolchain with rustup, whose toolchains have it".to_owned()),
+            Self::Linker { .. } => {
+                Some("install the toolchain with rustup, whose toolchains have it".to_owned())
+            }
             Self::Store(error) => error.hint().map(str::to_owned),
             Self::Failed { .. } | Self::Answer { .. } | Self::Host { .. } => None,
         }
@@ -242,7 +246,8 @@ fn name_of(folder: &Path) -> String {
 }
 
 fn flags(workspace: &Path, toolchain: &Toolchain, sources: &[PathBuf]) -> OsString {
-    let mut flags: Vec<OsString> = vec!["-Ctarget-feature=+crt-static".into(), "-Clinker-flavor=ld.lld".into()];
+    let mut flags: Vec<OsString> =
+        vec!["-Ctarget-feature=+crt-static".into(), "-Clinker-flavor=ld.lld".into()];
     let mut rewrite = |from: &Path, to: &str| {
         let mut flag = OsString::from("--remap-path-prefix=");
         flag.push(from);
@@ -328,7 +333,12 @@ exec {linker} -flavor gnu "-L$link" "$link/rcrt1.o" "$link/crti.o" "$link/crtbeg
 #[derive(Deserialize)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 enum Message {
-    CompilerArtifact { package_id: String, target: Target, fresh: bool, executable: Option<PathBuf> },
+    CompilerArtifact {
+        package_id: String,
+        target: Target,
+        fresh: bool,
+        executable: Option<PathBuf>,
+    },
     #[serde(other)]
     Other,
 }
@@ -347,7 +357,8 @@ fn run(
     let program = "cargo build";
     let folder = || workspace.to_owned();
     let start = |source| Error::Start { program, folder: folder(), source };
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(start)?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(start)?;
     // Both pipes are read at once, for cargo waits when either is full.
     let errors = child.stderr.take().map(|pipe| std::thread::spawn(move || last_lines(pipe)));
     let mut binaries = BTreeMap::new();
@@ -355,7 +366,9 @@ fn run(
     if let Some(pipe) = child.stdout.take() {
         for line in BufReader::new(pipe).lines() {
             let line = line.map_err(start)?;
-            let Ok(Message::CompilerArtifact { package_id, target, fresh, executable }) = serde_json::from_str(&line) else {
+            let Ok(Message::CompilerArtifact { package_id, target, fresh, executable }) =
+                serde_json::from_str(&line)
+            else {
                 continue;
             };
             if !fresh {

@@ -77,11 +77,15 @@ impl Error {
     /// The way out.
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Incomplete { .. } => Some("name the packages of the C library and of the compiler's runtime in `link`"),
-            Self::Absent { .. } => {
-                Some("install a C compiler and the static C library (libc6-dev on Debian, glibc-static on Fedora and RHEL)")
+            Self::Incomplete { .. } => {
+                Some("name the packages of the C library and of the compiler's runtime in `link`")
             }
-            Self::Differs { .. } => Some("configure apt, or give the address of a Debian archive, to link the locked packages"),
+            Self::Absent { .. } => Some(
+                "install a C compiler and the static C library (libc6-dev on Debian, glibc-static on Fedora and RHEL)",
+            ),
+            Self::Differs { .. } => {
+                Some("configure apt, or give the address of a Debian archive, to link the locked packages")
+            }
             Self::Read { .. } => None,
         }
     }
@@ -93,7 +97,8 @@ impl Linked {
         let mut found = BTreeMap::new();
         for folder in folders {
             for entry in walkdir::WalkDir::new(folder) {
-                let entry = entry.map_err(|error| Error::Read { path: folder.clone(), source: error.into() })?;
+                let entry =
+                    entry.map_err(|error| Error::Read { path: folder.clone(), source: error.into() })?;
                 found.insert(entry.file_name().to_owned(), entry.into_path());
             }
         }
@@ -117,7 +122,9 @@ impl Linked {
             let wanted = locked.iter().find(|(locked, _)| locked.rsplit('/').next() == Some(&name));
             match wanted {
                 Some((_, wanted)) if *wanted == found => {}
-                Some((_, wanted)) => differences.push(format!("{} is {found}, locked is {wanted}", path.display())),
+                Some((_, wanted)) => {
+                    differences.push(format!("{} is {found}, locked is {wanted}", path.display()))
+                }
                 None => differences.push(format!("{} is not in the lock", path.display())),
             }
         }
@@ -172,5 +179,9 @@ fn host_file(name: &'static str, tools: &BTreeMap<OsString, OsString>) -> Result
         .map_err(|error| absent(format!("cannot be run: {error}")))?;
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     // A compiler that does not find the file answers with the bare name.
-    if path.is_absolute() && path.is_file() { Ok(path) } else { Err(absent(format!("says {:?}", path.display()))) }
+    if path.is_absolute() && path.is_file() {
+        Ok(path)
+    } else {
+        Err(absent(format!("says {:?}", path.display())))
+    }
 }

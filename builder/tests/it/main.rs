@@ -1,0 +1,1 @@
+//! Tests of the builder against real servers, archives and image tools.

@@ -1,0 +1,284 @@
+//! The simple repository API of Python package indexes: JSON (PEP 691) and, where a server knows only that, HTML
+//! (PEP 503).
+
+use std::collections::BTreeMap;
+
+use html5gum::{Token, Tokenizer};
+use serde::Deserialize;
+use trainyard_spec::Digest;
+use trainyard_spec::image::Platform;
+use trainyard_spec::input::PythonArtifact;
+
+use super::{Error, FindLinks};
+use crate::http::{Client, Endpoint, Page};
+use crate::progress::Progress;
+
+const ACCEPT: &str =
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
+
+/// Most bytes of a project's page. The longest in use are a few megabytes.
+const PAGE_LIMIT: u64 = 64 << 20;
+
+/// A file that an index offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Offered {
+    pub(crate) name: String,
+    pub(crate) place: Place,
+    /// Digest, where the index says one.
+    pub(crate) sha256: Option<Digest>,
+}
+
+/// Where an offered file lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Server(Endpoint),
+    Folder(std::path::PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Server(endpoint) => endpoint.fmt(f),
+            Self::Folder(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Everything that the places offer for `package`, the first place that offers a file winning.
+pub(crate) fn offers(
+    package: &str,
+    find_links: &[FindLinks],
+    indexes: &[Endpoint],
+    client: &Client,
+    progress: Progress<'_>,
+) -> Result<Vec<Offered>, Error> {
+    let mut all = Vec::new();
+    for place in find_links {
+        match place {
+            FindLinks::Folder(folder) => all.extend(in_folder(folder)),
+            FindLinks::Page(endpoint) => {
+                let page = client.page(endpoint, ACCEPT, PAGE_LIMIT, progress)?;
+                all.extend(read(&page)?);
+            }
+        }
+    }
+    for index in indexes {
+        let endpoint = index
+            .join(&format!("{}/", normalized(package)))
+            .map_err(|error| Error::Page { url: index.to_string(), message: error.to_string() })?;
+        match client.page(&endpoint, ACCEPT, PAGE_LIMIT, progress) {
+            Ok(page) => all.extend(read(&page)?),
+            Err(error) if error.is_absent() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|offer| seen.insert(offer.name.clone()));
+    Ok(all)
+}
+
+/// Files in a folder; one that is not there offers nothing, as with pip.
+fn in_folder(folder: &std::path::Path) -> Vec<Offered> {
+    let mut files: Vec<_> = fs_err::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            Some(Offered {
+                name: path.file_name()?.to_str()?.to_owned(),
+                place: Place::Folder(path),
+                sha256: None,
+            })
+        })
+        .collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files
+}
+
+/// Which of `offers` is the wanted artifact of `package` and `version`; a wheel for no platform in particular where
+/// none is given.
+pub(crate) fn choose(
+    offers: Vec<Offered>,
+    package: &str,
+    version: &str,
+    artifact: PythonArtifact,
+    platform: Option<Platform>,
+) -> Result<Option<Offered>, Error> {
+    let fitting: Vec<Offered> = offers
+        .into_iter()
+        .filter(|offer| match artifact {
+            PythonArtifact::Sdist => is_sdist(&offer.name, package, version),
+            PythonArtifact::Wheel => is_wheel(&offer.name, package, version, platform),
+        })
+        .collect();
+    match fitting.as_slice() {
+        [] => Ok(None),
+        [one] => Ok(Some(one.clone())),
+        several => Err(Error::Ambiguous {
+            package: package.to_owned(),
+            version: version.to_owned(),
+            files: several.iter().map(|offer| offer.name.clone()).collect(),
+        }),
+    }
+}
+
+/// A project's name as PEP 503 compares it.
+pub(crate) fn normalized(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for part in name.split(['-', '_', '.']).filter(|part| !part.is_empty()) {
+        if !out.is_empty() {
+            out.push('-');
+        }
+        out.push_str(&part.to_lowercase());
+    }
+    out
+}
+
+fn is_sdist(file: &str, package: &str, version: &str) -> bool {
+    file.strip_suffix(".tar.gz")
+        .and_then(|stem| stem.strip_suffix(version)?.strip_suffix('-'))
+        .is_some_and(|name| normalized(name) == normalized(package))
+}
+
+fn is_wheel(file: &str, package: &str, version: &str, platform: Option<Platform>) -> bool {
+    let Some(stem) = file.strip_suffix(".whl") else {
+        return false;
+    };
+    let parts: Vec<&str> = stem.split('-').collect();
+    let (5 | 6) = parts.len() else { return false };
+    let machine = platform.map(|platform| match platform {
+        Platform::Amd64 => "_x86_64",
+        Platform::Arm64 => "_aarch64",
+    });
+    normalized(parts[0]) == normalized(package)
+        && parts[1] == version
+        && parts[parts.len() - 1].split('.').any(|tag| {
+            tag == "any" || machine.is_some_and(|machine| tag.contains("linux") && tag.ends_with(machine))
+        })
+}
+
+fn read(page: &Page) -> Result<Vec<Offered>, Error> {
+    if page.media_type.ends_with("json") { read_json(page) } else { read_html(page) }
+}
+
+#[derive(Deserialize)]
+struct Project {
+    files: Vec<ProjectFile>,
+}
+
+#[derive(Deserialize)]
+struct ProjectFile {
+    filename: String,
+    url: String,
+    #[serde(default)]
+    hashes: BTreeMap<String, String>,
+}
+
+fn read_json(page: &Page) -> Result<Vec<Offered>, Error> {
+    let bad = |message: String| Error::Page { url: page.endpoint.to_string(), message };
+    let project: Project = serde_json::from_slice(&page.body).map_err(|error| bad(error.to_string()))?;
+    let offer = |file: ProjectFile| {
+        Ok(Offered {
+            place: Place::Server(page.endpoint.join(&file.url).map_err(|error| bad(error.to_string()))?),
+            sha256: match file.hashes.get("sha256") {
+                Some(hex) => Some(Digest::from_hex(hex).map_err(|error| bad(error.to_string()))?),
+                None => None,
+            },
+            name: file.filename,
+        })
+    };
+    project.files.into_iter().map(offer).collect()
+}
+
+fn read_html(page: &Page) -> Result<Vec<Offered>, Error> {
+    let bad = |message: String| Error::Page { url: page.endpoint.to_string(), message };
+    let mut base = page.endpoint.clone();
+    let mut offers = Vec::new();
+    for Ok(token) in Tokenizer::new(page.body.as_slice()) {
+        let Token::StartTag(tag) = token else { continue };
+        let Some(href) = tag.attributes.get(b"href".as_slice()) else {
+            continue;
+        };
+        let href = String::from_utf8_lossy(href);
+        let joined = base.join(&href).map_err(|error| bad(format!("{href:?}: {error}")))?;
+        match tag.name.as_slice() {
+            b"base" => base = joined,
+            b"a" => {
+                let name =
+                    joined.url().path_segments().and_then(|mut parts| parts.next_back()).map(|last| {
+                        percent_encoding::percent_decode_str(last).decode_utf8_lossy().into_owned()
+                    });
+                let sha256 = joined
+                    .url()
+                    .fragment()
+                    .and_then(|fragment| fragment.strip_prefix("sha256="))
+                    .map(Digest::from_hex)
+                    .transpose()
+                    .map_err(|error| bad(error.to_string()))?;
+                offers.extend(name.filter(|name| !name.is_empty()).map(|name| Offered {
+                    name,
+                    place: Place::Server(joined.clone()),
+                    sha256,
+                }));
+            }
+            _ => {}
+        }
+    }
+    Ok(offers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use url::Url;
+
+    fn page(media_type: &str, body: &str) -> Page {
+        Page {
+            endpoint: Endpoint::new(Url::parse("https://me:secret@index.test/simple/demo/").unwrap()),
+            media_type: media_type.to_owned(),
+            body: body.as_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn json_and_html_say_the_same() {
+        let hex = "ab".repeat(32);
+        let json = format!(
+            r#"{{"meta":{{"api-version":"1.0"}},"files":[{{"filename":"demo-1.tar.gz","url":"../../f/demo-1.tar.gz","hashes":{{"sha256":"{hex}"}}}}]}}"#
+        );
+        let html = format!("<!DOCTYPE html><a href='../../f/demo-1.tar.gz#sha256={hex}'>demo</a>");
+        let from_json = read(&page("application/vnd.pypi.simple.v1+json", &json)).unwrap();
+        let from_html = read(&page("text/html", &html)).unwrap();
+        for offers in [&from_json, &from_html] {
+            assert_eq!(offers.len(), 1);
+            assert_eq!(offers[0].name, "demo-1.tar.gz");
+            assert_eq!(offers[0].sha256, Digest::from_hex(&hex).ok());
+            let Place::Server(endpoint) = &offers[0].place else { panic!("{offers:?}") };
+            assert!(endpoint.to_string().starts_with("https://index.test/f/demo-1.tar.gz"));
+        }
+    }
+
+    #[test]
+    fn credentials_are_never_shown() {
+        let page = page("application/json", "{");
+        let error = read(&page).unwrap_err();
+        assert!(!format!("{error} {error:?} {page:?}").contains("secret"), "{error:?}");
+    }
+
+    #[test]
+    fn names_and_tags() {
+        assert_eq!(normalized("Foo.-_bar"), "foo-bar");
+        assert!(is_sdist("Foo_Bar-1.0.tar.gz", "foo-bar", "1.0"));
+        assert!(!is_sdist("foo-bar-1.0.tar.gz", "foo", "1.0"));
+        for (file, fits) in [
+            ("demo-1.0-py3-none-any.whl", true),
+            ("demo-1.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", true),
+            ("demo-1.0-py3-none-manylinux2014_aarch64.whl", false),
+            ("demo-1.0-cp312-cp312-macosx_11_0_x86_64.whl", false),
+            ("demo-1.1-py3-none-any.whl", false),
+            ("demo-1.0.whl", false),
+        ] {
+            assert_eq!(is_wheel(file, "demo", "1.0", Some(Platform::Amd64)), fits, "{file}");
+        }
+    }
+}

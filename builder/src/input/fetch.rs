@@ -1,0 +1,118 @@
+//! Files of packages: from the store, and else from the first place that has them.
+
+use std::io::{self, Write};
+
+use trainyard_spec::lock::LockedFile;
+
+use super::Error;
+use crate::http::{Client, Endpoint};
+use crate::index;
+use crate::index::simple::Place;
+use crate::progress::Progress;
+use crate::store::{self, Incoming, Store};
+
+/// Most bytes of a file whose size nobody has said.
+const UNKNOWN_SIZE_LIMIT: u64 = 8 << 30;
+
+/// Takes `file` from the store, or gets it from one of `places`, the next one being tried where one does not have it.
+///
+/// # Errors
+/// When no place has it, a server fails, or what arrives is not what was locked.
+pub(crate) fn fetch(
+    file: &LockedFile,
+    store: &Store,
+    places: impl FnOnce(&Client) -> Result<Vec<Place>, index::Error>,
+    access: &Access<'_>,
+) -> Result<std::path::PathBuf, Error> {
+    if let Some(path) = store.verified(&file.sha256)? {
+        return Ok(path);
+    }
+    if access.offline {
+        return Err(index::Error::Offline { file: file.name.clone() }.into());
+    }
+    // Another process may be at it: whoever comes second finds the file in the store.
+    let _only_one = store.lock(&format!("blob-{}", file.sha256.hex()))?;
+    if let Some(path) = store.verified(&file.sha256)? {
+        return Ok(path);
+    }
+    let client = Client::new(access.network);
+    let places = places(&client)?;
+    let mut looked = Vec::new();
+    for place in places {
+        let mut incoming = store.incoming()?;
+        match copy(&place, &file.name, file.size, &client, &mut incoming, access.progress) {
+            Ok(()) => {
+                store.keep_as(incoming, file)?;
+                return Ok(store.require(&file.sha256)?);
+            }
+            Err(Error::Index(index::Error::Http(error))) if error.is_absent() => {
+                looked.push(place.to_string())
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let version = "with the locked digest".to_owned();
+    Err(index::Error::NotFound { package: file.name.clone(), version, looked }.into())
+}
+
+/// Gets a file whose digest or size nobody has said, and pins what arrives.
+///
+/// # Errors
+/// When the server fails or the store cannot be written.
+pub(crate) fn fetch_unknown(
+    name: &str,
+    place: &Place,
+    store: &Store,
+    client: &Client,
+    progress: Progress<'_>,
+) -> Result<LockedFile, Error> {
+    let mut incoming = store.incoming()?;
+    copy(place, name, UNKNOWN_SIZE_LIMIT, client, &mut incoming, progress)?;
+    let (sha256, size) = store.keep(incoming)?;
+    Ok(LockedFile { name: name.to_owned(), size, sha256 })
+}
+
+/// How far servers may be asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Access<'a> {
+    pub(crate) offline: bool,
+    pub(crate) network: &'a crate::http::Network,
+    pub(crate) progress: Progress<'a>,
+}
+
+fn copy(
+    place: &Place,
+    name: &str,
+    limit: u64,
+    client: &Client,
+    incoming: &mut Incoming,
+    progress: Progress<'_>,
+) -> Result<(), Error> {
+    match place {
+        Place::Server(endpoint) => download(endpoint, name, limit, client, incoming, progress),
+        Place::Folder(path) => {
+            let mut source = fs_err::File::open(path)
+                .map_err(|source| index::Error::Read { path: path.clone(), source })?;
+            io::copy(&mut source, incoming)
+                .and_then(|_| incoming.flush())
+                .map_err(store::io_error("copy to the store", path))?;
+            Ok(())
+        }
+    }
+}
+
+fn download(
+    endpoint: &Endpoint,
+    name: &str,
+    limit: u64,
+    client: &Client,
+    incoming: &mut Incoming,
+    progress: Progress<'_>,
+) -> Result<(), Error> {
+    use crate::http::Error as Http;
+    client.download(endpoint, name, limit, incoming, progress).map_err(|error| match error {
+        // The store is what failed here, and its errors name the way out.
+        Http::Sink { source, .. } => store::io_error("write a download to", incoming.path())(source).into(),
+        other => index::Error::Http(other).into(),
+    })
+}

@@ -1,0 +1,68 @@
+//! What a build tells its caller while it works. The library prints nothing.
+
+use trainyard_spec::{Digest, Name};
+
+/// Takes events as they happen, on the thread that works.
+pub type Progress<'a> = &'a dyn Fn(Event);
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// An input's files are being looked up.
+    Resolving {
+        /// The input.
+        input: Name,
+    },
+    /// Bytes of a file have arrived.
+    Downloading {
+        /// File name.
+        file: String,
+        /// Bytes so far.
+        received: u64,
+        /// Bytes in all, where known.
+        size: Option<u64>,
+    },
+    /// A download is tried again after a passing failure.
+    Retrying {
+        /// File name or page.
+        file: String,
+        /// What failed.
+        reason: String,
+    },
+    /// An archive is being unpacked into the store.
+    Unpacking {
+        /// File name.
+        file: String,
+    },
+    /// cargo has started on an input.
+    Compiling {
+        /// The packages asked for.
+        packages: Vec<String>,
+    },
+    /// cargo has finished one more crate.
+    Compiled {
+        /// The crate.
+        name: String,
+        /// Crates finished so far.
+        done: usize,
+    },
+    /// A layer is complete.
+    Layer {
+        /// The layer.
+        name: Name,
+        /// Bytes compressed.
+        size: u64,
+    },
+    /// The image is complete.
+    Image {
+        /// Its digest.
+        digest: Digest,
+        /// Whether nothing had changed.
+        reused: bool,
+    },
+    /// The image was linked with this host's C library, so another host builds another digest.
+    NotReproducible {
+        /// What differs from the lock.
+        reason: String,
+    },
+}
