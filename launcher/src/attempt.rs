@@ -152,10 +152,10 @@ impl Attempt {
         self.nodes.iter().all(|node| node.gone)
     }
 
-    /// Whether all ranks have ended well.
+    /// Whether all ranks have ended well, and by themselves: one that is told to stop may end well, too.
     pub(crate) fn finished(&self) -> bool {
         let well = |rank: &Rank| rank.exit == Some(RankStatus::Code(0));
-        self.nodes.iter().all(|node| node.ranks.values().all(well))
+        self.nodes.iter().all(|node| !node.stopping && node.ranks.values().all(well))
     }
 
     /// Steps in the newest complete checkpoint of this attempt.
@@ -249,5 +249,9 @@ mod tests {
         attempt.said(1, &exit(1, RankStatus::Code(1)).1);
         attempt.gone(1, &NodeExit { how: "was killed by signal 9".to_owned(), out_of_memory: false });
         assert!(!attempt.failed() && !attempt.finished() && !attempt.all_gone());
+        let mut polite = self::attempt(1);
+        polite.said(0, &NodeEvent::Stopping { reason: StopReason::Asked });
+        polite.said(0, &exit(0, RankStatus::Code(0)).1);
+        assert!(!polite.failed() && !polite.finished());
     }
 }

@@ -18,7 +18,7 @@ use trainyard_spec::plan::{LEASE_FILE, LaunchPlan, NodePlan};
 use trainyard_spec::protocol::NodeEvent;
 
 use crate::attempt::Attempt;
-use crate::engine::{Engine, EngineError, NODE_PLAN_FILE, NodeExit, Signal, Started};
+use crate::engine::{self, Engine, EngineError, NODE_PLAN_FILE, NodeExit, Signal, Started};
 use crate::journal::Journal;
 use crate::machine::out_of_memory_kills;
 use crate::plan;
@@ -91,6 +91,12 @@ pub async fn run(
     });
     journal.flush();
     let first = dir.next_attempt()?;
+    if first > 0 {
+        // An earlier controller may have been killed; what it started must not write beside a fresh attempt.
+        for error in engine::cleanup(plan).await {
+            journal.note(format!("before attempt {first}: {error}"));
+        }
+    }
     let opened = tokio::select! {
         opened = Engine::open(plan) => Some(opened),
         _ = asked_beyond(&mut stop, Stop::No) => None,

@@ -9,7 +9,7 @@ use trainyard_spec::event::{FailureClass, JobEvent};
 use trainyard_spec::plan::EngineKind;
 use trainyard_spec::protocol::NodeEvent;
 
-use crate::lab::{Lab, processes_with, rank_process, report};
+use crate::lab::{Lab, rank_process, report};
 
 /// A rank that runs until it is stopped.
 const LONG: &str = "echo up; while true; do sleep 0.1; done";
@@ -194,33 +194,4 @@ fn an_image_without_an_agent_is_a_failure_of_the_host() {
         ran.when(|event| matches!(event, JobEvent::Created { engine: EngineKind::Process, .. })).as_secs()
             < 1
     );
-}
-
-#[test]
-fn a_lost_controller_ends_the_job_by_its_lease() {
-    // The controller is a runtime that is dropped, as a killed process would drop it: without a word.
-    let lab = Lab::process();
-    let plan = lab.plan("lease-1", 2, 0, LONG);
-    let dir = trainyard_launcher::run_dir::RunDir::create(&plan).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (_ask, stop) = tokio::sync::watch::channel(Stop::No);
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-    runtime.spawn(trainyard_launcher::supervise::run(dir, stop, tell));
-    let mut up = 0;
-    while up < 2 {
-        up += u32::from(is_up(&told.blocking_recv().unwrap().event).is_some());
-    }
-    runtime.shutdown_background();
-    assert!(!processes_with(&plan.run_dir).is_empty());
-    let started = std::time::Instant::now();
-    while !processes_with(&plan.run_dir).is_empty() {
-        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", processes_with(&plan.run_dir));
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert!(
-        started.elapsed() > Duration::from_millis(1500),
-        "the lease is 3 s, renewed at most 0.6 s before"
-    );
-    let said = std::fs::read_to_string(lab.dir.path().join("lease-1/attempt-0/node-0/said.jsonl")).unwrap();
-    assert!(said.contains("lease-expired") && said.ends_with("{\"node-event\":\"done\"}\n"), "{said}");
 }

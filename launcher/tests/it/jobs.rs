@@ -1,11 +1,8 @@
 //! Run directories seen from outside.
 
-use std::time::Duration;
-
 use trainyard_launcher::jobs::{self, Phase, Stopped};
 use trainyard_launcher::logs::Logs;
 use trainyard_launcher::run_dir::{RunDir, RunDirError};
-use trainyard_launcher::supervise::{Stop, run};
 use trainyard_spec::Exit;
 use trainyard_spec::event::JobEvent;
 use trainyard_spec::protocol::NodeEvent;
@@ -65,33 +62,4 @@ fn a_run_directory_that_cannot_be_written() {
     plan.run_dir = "/proc/nowhere-1".to_owned();
     let error = RunDir::create(&plan).unwrap_err().to_string();
     assert!(error.starts_with("cannot create /proc/nowhere-1: "), "{error}");
-}
-
-/// Leaves a job as a killed controller leaves it, and stops it from outside.
-pub(crate) fn stop_an_abandoned_job(lab: &Lab, id: &str) {
-    let plan = lab.plan(id, 2, 0, "trap 'echo bye; exit 0' TERM; echo up; while true; do sleep 0.1; done");
-    let dir = RunDir::create(&plan).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (_ask, stop) = tokio::sync::watch::channel(Stop::No);
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-    runtime.spawn(run(dir, stop, tell));
-    loop {
-        match told.blocking_recv().unwrap().event {
-            JobEvent::Node { said: NodeEvent::Output { .. }, .. } => break,
-            JobEvent::Ended { failure, .. } => panic!("{failure:?}"),
-            _ => {}
-        }
-    }
-    runtime.shutdown_timeout(Duration::from_secs(5));
-    let run_dir = lab.dir.path().join(id);
-    assert_eq!(jobs::status(&run_dir).unwrap().phase, Phase::Abandoned);
-    assert_eq!(lab.runtime.block_on(jobs::stop(&run_dir)).unwrap(), Stopped::Remains);
-    lab.assert_nothing_left(&plan);
-    let status = jobs::status(&run_dir).unwrap();
-    assert_eq!((status.phase, status.exit), (Phase::Ended, Some(Exit::Interrupted)));
-}
-
-#[test]
-fn an_abandoned_job_is_stopped_from_outside() {
-    stop_an_abandoned_job(&Lab::process(), "abandoned-1");
 }

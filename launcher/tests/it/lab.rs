@@ -172,6 +172,10 @@ pub(crate) fn processes_with(text: &str) -> Vec<(u32, String)> {
         let read = |name: &str| {
             String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default()).into_owned()
         };
+        // The service of a killed controller ends by itself, when nobody has asked it anything for a minute.
+        if read("cmdline").starts_with("podman\0system\0service\0") {
+            continue;
+        }
         if pid != std::process::id() && (read("environ").contains(text) || read("cmdline").contains(text)) {
             found.push((pid, read("cmdline").replace('\0', " ")));
         }

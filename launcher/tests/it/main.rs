@@ -6,6 +6,7 @@
     reason = "a test fails by a panic, and says aloud what it skips"
 )]
 
+mod controllers;
 mod faults;
 mod jobs;
 mod lab;

@@ -10,7 +10,6 @@ use trainyard_spec::event::{FailureClass, JobEvent};
 use trainyard_spec::plan::{EnginePlan, NodeUser};
 use trainyard_spec::protocol::NodeEvent;
 
-use crate::jobs::stop_an_abandoned_job;
 use crate::lab::{Lab, image, never, rank_process, report};
 
 const LONG: &str = "echo up; while true; do busybox sleep 0.1; done";
@@ -131,12 +130,6 @@ fn stopping_containers_at_any_moment_leaves_nothing() {
         });
         assert_eq!(ran.outcome().exit, Exit::Interrupted, "{milliseconds} ms");
     }
-}
-
-#[test]
-fn abandoned_containers_are_removed_from_outside() {
-    let Some(lab) = Lab::podman() else { return };
-    stop_an_abandoned_job(&lab, "abandoned-2");
 }
 
 #[test]
