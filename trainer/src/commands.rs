@@ -121,6 +121,9 @@ fn read_config(path: &Path) -> Result<TrainerConfig, CommandError> {
 
 fn print_sample(arguments: &cli::Sample) -> Result<(), CommandError> {
     let checkpoint = Checkpoint::open_newest(&arguments.checkpoint)?;
+    for error in &checkpoint.passed_over {
+        complain(&format!("warning: {error}; {} is used", checkpoint.path.display()));
+    }
     let text = sample(
         &checkpoint,
         &Request {

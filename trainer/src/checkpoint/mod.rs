@@ -2,7 +2,7 @@
 //!
 //! Each rank writes its share of the flat parameters and of both AdamW moments, so nothing is written twice; tensors are
 //! keyed `kind/name@offset` with the global name of the tensor and the offset of the piece in it, so any number of ranks
-//! can read them. A folder gets its name when all of it is on disk (see [`write`]), so what carries the name and yet is
+//! can read them. A folder gets its name when all of it is on disk (see [`mod@write`]), so what carries the name and yet is
 //! not whole was damaged later; [`read`] verifies every byte before it is used.
 //!
 //! Left out: when checkpoints are written and what becomes of their contents.

@@ -42,6 +42,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// What its manifest says.
     pub manifest: CheckpointManifest,
+    /// What is wrong with newer ones, where [`Checkpoint::open_newest`] chose this one.
+    pub passed_over: Vec<CheckpointError>,
     files: Vec<Mmap>,
 }
 
@@ -126,14 +128,14 @@ impl Checkpoint {
         if path.join(MANIFEST).exists() {
             return Self::open(path);
         }
-        let mut first_error = None;
+        let mut passed_over = Vec::new();
         for step in steps(path)?.into_iter().rev() {
             match Self::open(&path.join(folder_name(step))) {
-                Ok(checkpoint) => return Ok(checkpoint),
-                Err(error) => drop(first_error.get_or_insert(error)),
+                Ok(checkpoint) => return Ok(Self { passed_over, ..checkpoint }),
+                Err(error) => passed_over.push(error),
             }
         }
-        Err(first_error.unwrap_or_else(|| CheckpointError::NotFound { path: path.to_owned() }))
+        Err(passed_over.into_iter().next().unwrap_or(CheckpointError::NotFound { path: path.to_owned() }))
     }
 
     /// Opens a checkpoint and verifies its files' sizes and digests.
@@ -185,7 +187,7 @@ impl Checkpoint {
             let file = MANIFEST.to_owned();
             return Err(damaged(Damage::Gap { file, found: manifest.parameters, needed: next }));
         }
-        Ok(Self { path: path.to_owned(), manifest, files })
+        Ok(Self { path: path.to_owned(), manifest, passed_over: Vec::new(), files })
     }
 
     /// Whether a run may go on from here.

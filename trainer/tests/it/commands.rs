@@ -81,6 +81,14 @@ fn samples_are_what_was_learnt_and_repeat() {
     let learnt = words.iter().filter(|word| known.contains(word)).count();
     assert!(learnt * 2 > words.len(), "{learnt} of {} words are the text's: {text}", words.len());
 
+    std::fs::write(lab.path("c/step_300/manifest.json"), "").unwrap();
+    let output = trainer(&["sample", "--checkpoint", &folder, "--tokens", "1"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("step_300 is damaged") && said.contains("step_295 is used"),
+        "{said}"
+    );
+
     let output = trainer(&["sample", "--checkpoint", "/nowhere"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere is not a checkpoint"), "{output:?}");

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use trainyard_trainer::model::{Backward, Batch, Model, ModelShape};
-use trainyard_trainer::ops::cpu::{Cpu, Element, Isa};
 use trainyard_trainer::ops::Ops as _;
+use trainyard_trainer::ops::cpu::{Cpu, Element, Isa};
 use trainyard_trainer::optim::{AdamW, AdamWConfig, Schedule, clip_scale};
 
 #[derive(Deserialize)]

@@ -157,6 +157,7 @@ impl Lab {
     /// The newest checkpoint, and the bytes of its files.
     pub(crate) fn newest(&self, checkpoints: &str) -> (Checkpoint, Vec<Vec<u8>>) {
         let checkpoint = Checkpoint::open_newest(&self.path(checkpoints)).unwrap();
+        assert!(checkpoint.passed_over.is_empty(), "{:?}", checkpoint.passed_over);
         let read = |file: &String| std::fs::read(checkpoint.path.join(file)).unwrap();
         let files = checkpoint.manifest.files.iter().map(|entry| read(&entry.file)).collect();
         (checkpoint, files)
