@@ -1,2 +1,18 @@
-//! x
-fn main() {}
+//! The `trainyard` command.
+
+mod cli;
+mod commands;
+mod failure;
+mod settings;
+mod view;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match commands::run(cli::Cli::parse()) {
+        Ok(exit) => exit.into(),
+        Err(failure) => failure.report().into(),
+    }
+}

@@ -1,0 +1,212 @@
+//! The command line as users type it. Plain data: what it means is worked out in `settings` and `commands`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Reproducible OCI images for LLM training, and multi-node launches of them on bare metal
+#[derive(Debug, Parser)]
+#[command(name = "trainyard", version, disable_help_subcommand = true, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train: build the image if needed, start the nodes, watch them until the job is over
+    Launch(Launch),
+    /// List this machine's jobs, or show one
+    Status(Status),
+    /// Print what a job's ranks wrote
+    Logs(Logs),
+    /// Stop a job and everything it started
+    Stop(Stop),
+    /// Pin every input of an image or corpus manifest by sha256, in a .lock file beside it
+    Lock(Lock),
+    /// Build an image from its manifest and lock, as an OCI layout
+    Build(Build),
+    /// Show what an image holds
+    Inspect(Inspect),
+    /// Rebuild an image from its lock and compare every digest
+    Verify(Verify),
+    /// Work with training text
+    #[command(subcommand)]
+    Data(Data),
+    /// Run the job of a run directory; what `launch --detach` leaves behind
+    #[command(hide = true)]
+    Controller(Controller),
+    /// Print a shell's completion script
+    Completions(Completions),
+    /// Write man pages
+    Man(Man),
+}
+
+/// How a table or report is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+/// What runs the nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// Podman where it works, processes elsewhere
+    #[default]
+    Auto,
+    /// A process group per node
+    Process,
+    /// A container per node
+    Podman,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Launch {
+    /// Job manifest [default: manifests/jobs/gpt-small.toml, here or in a folder above]
+    pub(crate) job: Option<PathBuf>,
+    /// Number of nodes [default: the manifest's]
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<u32>,
+    /// What runs the nodes
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) engine: Engine,
+    /// Train on this UTF-8 text instead of the manifest's corpus
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Option<PathBuf>,
+    /// Folder for the job's checkpoints, logs and metrics [default: a new one under the state folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// Go on with a job that ended early, as it was planned, from its newest checkpoint
+    #[arg(long, value_name = "ID", conflicts_with_all = ["job", "nodes", "engine", "data", "run_dir", "max_restarts", "dry_run"])]
+    pub(crate) resume: Option<String>,
+    /// Fresh attempts after a failure [default: the manifest's]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_restarts: Option<u32>,
+    /// Return as soon as the job runs; follow it with `trainyard logs -f`
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) detach: bool,
+    /// Prepare image and data, print the plan of the launch, and start nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// How --dry-run prints the plan
+    #[arg(long, value_enum, default_value_t, requires = "dry_run")]
+    pub(crate) format: Format,
+    /// Fail where the network would be needed
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Controller {
+    /// The job's run directory
+    pub(crate) run_dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// Job to show [default: all]
+    pub(crate) job: Option<String>,
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// Job [default: the newest]
+    pub(crate) job: Option<String>,
+    /// Go on printing until the job is over
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// This rank alone [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// Job to stop
+    pub(crate) job: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Lock {
+    /// Image or corpus manifest
+    pub(crate) manifest: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Build {
+    /// Image manifest
+    pub(crate) manifest: PathBuf,
+    /// Also write the OCI layout to this new folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Also unpack the image's files to this new folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) rootfs: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+    /// Fail where the network would be needed
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// Folder of an OCI layout, or the manifest of an image that has been built
+    pub(crate) image: PathBuf,
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// Image manifest
+    pub(crate) manifest: PathBuf,
+    /// OCI layout to compare with [default: the one in the cache]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image: Option<PathBuf>,
+    /// Fail where the network would be needed
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Data {
+    /// Turn text into token shards that the trainer reads
+    Prepare(Prepare),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Prepare {
+    /// UTF-8 text
+    pub(crate) text: PathBuf,
+    /// Folder for the shards
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// "byte", or the path of a tokenizer.json
+    #[arg(long, default_value = "byte")]
+    pub(crate) tokenizer: String,
+    /// Part of the text, at its end, held out for validation
+    #[arg(long, value_name = "PART", default_value_t = 0.1)]
+    pub(crate) validation_fraction: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// Shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// Folder to write to
+    pub(crate) folder: PathBuf,
+}

@@ -1,0 +1,191 @@
+//! `trainyard lock`, `build`, `inspect` and `verify`.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use trainyard_builder::image::{self, Image};
+use trainyard_builder::inspect::Report;
+use trainyard_builder::progress::{Event, Progress};
+use trainyard_builder::settings::Settings as BuildSettings;
+use trainyard_builder::{inspect, lock, oci, unpack, verify};
+use trainyard_spec::{ByteSize, Exit};
+
+use super::{print, print_json};
+use crate::cli::{Build, Format, Inspect, Lock, Verify};
+use crate::failure::Failure;
+use crate::settings::Settings;
+use crate::view::screen::Screen;
+
+pub(crate) fn lock(arguments: &Lock) -> Result<Exit, Failure> {
+    let settings = settings(&Settings::from_environment()?, false)?;
+    let mut screen = Screen::new();
+    let lock = showing(&mut screen, |progress| lock::lock(&arguments.manifest, &settings, progress))?;
+    let path = lock::path(&arguments.manifest);
+    screen.say("Locked", &format!("{} inputs in {}", lock.input.len(), path.display()));
+    Ok(Exit::Done)
+}
+
+pub(crate) fn build(arguments: &Build) -> Result<Exit, Failure> {
+    let settings = settings(&Settings::from_environment()?, arguments.offline)?;
+    let mut screen = Screen::new();
+    let image = showing(&mut screen, |progress| image::build(&arguments.manifest, &settings, progress))?;
+    say(&mut screen, &image);
+    if let Some(folder) = &arguments.output {
+        new_folder(folder, |target| copy(&image.layout, target))?;
+    }
+    if let Some(folder) = &arguments.rootfs {
+        let layout = oci::Layout::open(&image.layout)?;
+        new_folder(folder, |target| Ok(unpack::unpack_into(&layout, target)?))?;
+    }
+    match arguments.format {
+        Format::Text => print(&format!("{}\n", image.digest)),
+        Format::Json => print_json(&image),
+    }
+}
+
+pub(crate) fn inspect(arguments: &Inspect) -> Result<Exit, Failure> {
+    let report = inspect::inspect(&oci::Layout::open(&layout(&arguments.image)?)?)?;
+    match arguments.format {
+        Format::Text => print(&describe(&report)),
+        Format::Json => print_json(&report),
+    }
+}
+
+pub(crate) fn verify(arguments: &Verify) -> Result<Exit, Failure> {
+    let settings = settings(&Settings::from_environment()?, arguments.offline)?;
+    let layout = match &arguments.image {
+        Some(folder) => folder.clone(),
+        None => self::layout(&arguments.manifest)?,
+    };
+    let mut screen = Screen::new();
+    let verdict =
+        showing(&mut screen, |progress| verify::verify(&arguments.manifest, &layout, &settings, progress))?;
+    if verdict.differences.is_empty() {
+        screen.say("Verified", "built again from the lock, with the same digest");
+        return print(&format!("{}\n", verdict.rebuilt));
+    }
+    let message = anyhow::anyhow!(
+        "the image is {}; built again from the lock it is {}\n  {}",
+        verdict.image,
+        verdict.rebuilt,
+        verdict.differences.join("\n  ")
+    );
+    Err(Failure::new(Exit::Input, message))
+}
+
+/// The builder's settings: the environment's, with this machine's cache.
+pub(super) fn settings(settings: &Settings, offline: bool) -> Result<BuildSettings, Failure> {
+    let building = BuildSettings::from_environment(settings.cache.clone());
+    let building = building.map_err(|error| Failure::new(Exit::Invalid, error))?;
+    Ok(BuildSettings { offline, ..building })
+}
+
+/// Does builder's work while its progress is shown.
+pub(super) fn showing<T, E>(screen: &mut Screen, work: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure>
+where
+    Failure: From<E>,
+{
+    let screen = RefCell::new(screen);
+    let result = work(&|event| show(&mut screen.borrow_mut(), &event));
+    screen.into_inner().clear();
+    Ok(result?)
+}
+
+fn show(screen: &mut Screen, event: &Event) {
+    match event {
+        Event::Resolving { input } => screen.show("Resolving", input.as_str(), 0, 0),
+        Event::Downloading { file, received, size } => {
+            let text = format!("{file} ({})", ByteSize(*received));
+            screen.show("Fetching", &text, *received, size.unwrap_or(0));
+        }
+        Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
+        Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
+        Event::Compiling { packages } => screen.show("Compiling", &packages.join(", "), 0, 0),
+        Event::Compiled { name, done } => screen.show("Compiling", &format!("{name} ({done} crates done)"), 0, 0),
+        Event::NotReproducible { reason } => {
+            screen.warn(&format!("linked with this host's C library, so another host builds another digest: {reason}"));
+        }
+        Event::Layer { .. } | Event::Image { .. } => {}
+    }
+}
+
+/// One line about a built image.
+pub(super) fn say(screen: &mut Screen, image: &Image) {
+    let state = if image.reused { "unchanged" } else { "built" };
+    let size = ByteSize(image.size());
+    screen.say("Image", &format!("{} {} ({size} compressed, {state})", image.name, image.digest));
+}
+
+/// The layout that a path names: itself, or the one last built from a manifest.
+fn layout(path: &Path) -> Result<PathBuf, Failure> {
+    if path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    if !path.is_file() {
+        return Err(Failure::usage(format!("{} is neither a folder nor a manifest", path.display())));
+    }
+    image::last_built(path, &Settings::from_environment()?.cache).ok_or_else(|| {
+        Failure::usage(format!("no image has been built from {}", path.display()))
+            .with_hint(Some(format!("trainyard build {}", path.display())))
+    })
+}
+
+/// Fills a folder that must not exist, so that it is there whole or not at all.
+fn new_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", folder.display()));
+    if folder.exists() {
+        return Err(Failure::usage(format!("{} exists; name a folder that does not", folder.display())));
+    }
+    let parent = match folder.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let staging = tempfile::Builder::new().prefix(".trainyard-").tempdir_in(parent).map_err(failed)?;
+    let inside = staging.path().join("new");
+    std::fs::create_dir(&inside).map_err(failed)?;
+    fill(&inside)?;
+    std::fs::rename(&inside, folder).map_err(failed)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+    for entry in walkdir::WalkDir::new(from) {
+        let failed = |error: std::io::Error| Failure::usage(format!("cannot copy {}: {error}", from.display()));
+        let entry = entry.map_err(|error| failed(error.into()))?;
+        let target = to.join(entry.path().strip_prefix(from).unwrap_or(entry.path()));
+        if entry.file_type().is_dir() {
+            std::fs::create_dir_all(target).map_err(failed)?;
+        } else {
+            std::fs::copy(entry.path(), target).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn describe(report: &Report) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    row("digest", &report.digest.to_string());
+    row("platform", &report.platform);
+    row("size", &format!("{} compressed", ByteSize(report.size)));
+    row("user", &report.user);
+    row("entrypoint", &report.entrypoint.join(" "));
+    row("working dir", &report.working_dir);
+    for variable in &report.env {
+        row("env", variable);
+    }
+    for (key, value) in &report.labels {
+        row("label", &format!("{key}={value}"));
+    }
+    for layer in &report.layers {
+        let made = layer.made_by.as_deref().unwrap_or("made by an unnamed tool");
+        let sizes = format!("{} compressed, {} unpacked", ByteSize(layer.size), ByteSize(layer.unpacked_size));
+        let _ = writeln!(text, "\nlayer {}\n  {made}\n  {sizes}", layer.digest);
+        for (path, file) in &layer.files {
+            let _ = writeln!(text, "  {:04o} {:>9}  {path}", file.mode, ByteSize(file.size).to_string());
+        }
+    }
+    text
+}

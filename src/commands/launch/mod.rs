@@ -1,0 +1,131 @@
+//! `trainyard launch`: image and data, then the job, then what came of it.
+
+mod controller;
+mod inputs;
+mod result;
+
+use std::path::{Path, PathBuf};
+
+use trainyard_launcher::engine::{EngineChoice, EngineError, EngineSettings};
+use trainyard_launcher::machine::Machine;
+use trainyard_launcher::plan::{self, Launch as Request};
+use trainyard_launcher::preflight::{Report, preflight};
+use trainyard_launcher::run_dir::RunDir;
+use trainyard_launcher::{engine, jobs};
+use trainyard_spec::job::{JobManifest, MAX_NODES};
+use trainyard_spec::plan::LaunchPlan;
+use trainyard_spec::{Exit, env};
+
+pub(super) use controller::controller;
+use controller::Session;
+pub(super) use result::failure;
+
+use super::print;
+use crate::cli::{Engine, Format, Launch};
+use crate::failure::Failure;
+use crate::settings::Settings;
+use crate::view::screen::Screen;
+
+/// The job of the quickstart, looked for from the working directory upwards.
+const DEFAULT_JOB: &str = "manifests/jobs/gpt-small.toml";
+
+pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
+    let settings = Settings::from_environment()?;
+    let mut screen = Screen::new();
+    if let Some(id) = &arguments.resume {
+        let run_dir = RunDir::open(&jobs::find(&settings.jobs, id)?)?;
+        return start(arguments, run_dir, &Session::start()?, &mut screen);
+    }
+    let (path, job) = job(arguments.job.as_deref())?;
+    let nodes = arguments.nodes.unwrap_or(job.nodes);
+    if !(1..=MAX_NODES).contains(&nodes) {
+        return Err(Failure::usage(format!("--nodes is {nodes}; needed is 1 to {MAX_NODES}")));
+    }
+    let inputs = inputs::prepare(arguments, &path, &job, &settings, &mut screen)?;
+    let machine = Machine::read().map_err(|error| Failure::new(Exit::Preflight, error))?;
+    let session = Session::start()?;
+    let choice = match arguments.engine {
+        Engine::Auto => EngineChoice::Auto,
+        Engine::Process => EngineChoice::Process,
+        Engine::Podman => EngineChoice::Podman,
+    };
+    let chosen =
+        session.runtime.block_on(engine::choose(choice, &engine_settings(), &inputs.image, session.stopped.clone()));
+    let chosen = match chosen {
+        Err(EngineError::Interrupted) => return Ok(Exit::Interrupted),
+        chosen => chosen.map_err(|error| Failure::new(Exit::Preflight, error))?,
+    };
+    for note in &chosen.notes {
+        screen.say("Engine", note);
+    }
+    let id = jobs::next_id(&settings.jobs, &job.name)?;
+    let run_dir = match &arguments.run_dir {
+        Some(folder) => std::path::absolute(folder).map_err(|error| Failure::usage(format!("{}: {error}", folder.display())))?,
+        None => settings.jobs.join(id.as_str()),
+    };
+    let max_restarts = arguments.max_restarts.unwrap_or(job.max_restarts);
+    let request =
+        Request { id, job, image: inputs.image, data_dir: inputs.data, nodes, max_restarts, run_dir, engine: chosen.engine };
+    let plan = plan::plan(&request, &machine).map_err(Failure::usage)?;
+    if arguments.dry_run {
+        return match arguments.format {
+            Format::Text => print(&plan::describe(&plan)),
+            Format::Json => super::print_json(&plan),
+        };
+    }
+    check(&plan, &machine)?;
+    let run_dir = RunDir::create(&plan)?;
+    result::remember_sample(&run_dir, request.job.sample.as_ref())?;
+    start(arguments, run_dir, &session, &mut screen)
+}
+
+/// Runs the job here, or leaves it to a controller of its own.
+fn start(arguments: &Launch, run_dir: RunDir, session: &Session, screen: &mut Screen) -> Result<Exit, Failure> {
+    if arguments.detach { controller::detach(run_dir, screen) } else { controller::watch(run_dir, session, screen) }
+}
+
+/// The job manifest asked for, or the quickstart's, and its path.
+fn job(named: Option<&Path>) -> Result<(PathBuf, JobManifest), Failure> {
+    let path = match named {
+        Some(path) => path.to_owned(),
+        None => {
+            let here = std::env::current_dir().map_err(|error| Failure::usage(format!("no working directory: {error}")))?;
+            let found = here.ancestors().map(|folder| folder.join(DEFAULT_JOB)).find(|path| path.is_file());
+            found.ok_or_else(|| {
+                Failure::usage(format!("no job manifest is named, and there is no {DEFAULT_JOB} in {} or above", here.display()))
+                    .with_hint(Some("name one: trainyard launch JOB.toml, or run this in a checkout of Trainyard"))
+            })?
+        }
+    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| Failure::usage(format!("cannot read job manifest {}: {error}", path.display())))?;
+    let job = trainyard_spec::toml::read(&path.display().to_string(), &text)?;
+    Ok((path, job))
+}
+
+fn engine_settings() -> EngineSettings {
+    EngineSettings {
+        container_host: std::env::var(env::CONTAINER_HOST).ok().filter(|host| !host.is_empty()),
+        runtime_dir: std::env::var_os(env::XDG_RUNTIME_DIR).map(PathBuf::from),
+        path: std::env::var_os("PATH"),
+    }
+}
+
+/// Refuses a launch that this machine cannot bear, with every check that failed.
+fn check(plan: &LaunchPlan, machine: &Machine) -> Result<(), Failure> {
+    let report = preflight(plan, machine);
+    if report.passed() {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Preflight, anyhow::anyhow!("preflight refused the launch:\n{}", table(&report))))
+}
+
+fn table(report: &Report) -> String {
+    let rows: Vec<String> = report
+        .checks
+        .iter()
+        .filter(|check| !check.passed)
+        .map(|check| format!("  {}: found {}; needed {}\n    fix: {}", check.name, check.found, check.needed, check.fix))
+        .collect();
+    rows.join("\n")
+}
