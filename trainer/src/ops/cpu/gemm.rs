@@ -19,8 +19,8 @@ use super::pool::Pool;
 const DEPTH: usize = 256;
 /// Left panels packed at a time: they fit the second-level cache.
 const LEFT_PANELS: usize = 12;
-/// Most columns packed at a time.
-const COLUMNS: usize = 1024;
+/// Most columns packed at a time: with left panels and their part of the output they fit the second-level cache.
+const COLUMNS: usize = 768;
 /// Least multiplications that are worth another piece of work.
 const LEAST_WORK: usize = 1 << 20;
 

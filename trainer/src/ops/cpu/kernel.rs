@@ -286,3 +286,41 @@ mod x86 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposes_into_its_panel_alone() {
+        for isa in Isa::available() {
+            let kernel = Kernel::f32(Available::new(isa));
+            if !kernel.transposes() {
+                continue;
+            }
+            for (width, rows, depth) in [(14, 14, 16), (14, 9, 37), (32, 32, 5), (32, 17, 64), (32, 1, 1)] {
+                let stride = depth + 3;
+                let from: Vec<f32> = (0..rows * stride).map(|i| i as f32 + 1.0).collect();
+                let mut panel = vec![-1.0_f32; width * depth + 16];
+                // SAFETY: both have the sizes given.
+                unsafe {
+                    kernel.transpose(Transpose {
+                        from: from.as_ptr(),
+                        stride,
+                        rows,
+                        depth,
+                        panel: panel.as_mut_ptr(),
+                        width,
+                    });
+                }
+                let (panel, beyond) = panel.split_at(width * depth);
+                for (at, &found) in panel.iter().enumerate() {
+                    let (k, row) = (at / width, at % width);
+                    let expect = if row < rows { from[row * stride + k] } else { 0.0 };
+                    assert_eq!(found, expect, "{width} {rows} {depth}: {k} {row}");
+                }
+                assert!(beyond.iter().all(|&x| x == -1.0), "{width} {rows} {depth}");
+            }
+        }
+    }
+}
