@@ -259,7 +259,9 @@ impl Build<'_> {
         let toolchain = Toolchain::of(&workspace, tools)?;
         toolchain.check(rustc, commit)?;
         let linked = self.linked(link)?;
-        let target = self.workshop.cargo.join(Digest::of(workspace.as_os_str().as_encoded_bytes()).short());
+        // cargo does not notice that other files are linked, so these have a target folder of their own.
+        let workspace_key = Digest::of(workspace.as_os_str().as_encoded_bytes()).short();
+        let target = self.workshop.cargo.join(format!("{workspace_key}-{}", linked.digest().short()));
         let compilation = Compilation {
             workspace: &workspace,
             packages,

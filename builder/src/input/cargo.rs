@@ -22,6 +22,8 @@ use crate::store::{self, Store};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The profile of the workspace that binaries of images are compiled with.
 const PROFILE: &str = "image";
+/// The linker that binaries of images are linked with.
+const LINKER: &str = "trainyard-ld";
 /// Lines of cargo's own output kept for an error.
 const LINES_KEPT: usize = 40;
 
@@ -212,7 +214,7 @@ pub(crate) fn compile(
     let Compilation { workspace, packages, toolchain, linked, target } = *job;
     let _only_one = store.lock(&format!("cargo-{}", name_of(target)))?;
     fs_err::create_dir_all(target).map_err(store::io_error("create", target))?;
-    let linker = write_linker(target, toolchain, linked)?;
+    let path = path_with(&write_linker(target, toolchain, linked)?, tools);
     let sources = registry_sources(workspace, tools)?;
     progress(Event::Compiling { packages: packages.to_vec() });
     let mut command = Command::new("cargo");
@@ -232,12 +234,21 @@ pub(crate) fn compile(
         .env("CARGO_TERM_PROGRESS_WHEN", "never")
         // Set whole, so that neither RUSTFLAGS nor a configuration file adds any.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace, toolchain, &sources))
-        // Not a flag: flags decide symbol names, and this path is of this machine.
-        .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", linker)
+        .env("PATH", path)
         .env("LC_ALL", "C")
         .env("TZ", "UTC")
         .env("SOURCE_DATE_EPOCH", "0");
     run(command, workspace, packages, progress)
+}
+
+/// The tools' PATH with the folder of the linker before it.
+fn path_with(folder: &Path, tools: &Tools) -> OsString {
+    let mut path = OsString::from(folder);
+    if let Some(rest) = tools.get(&OsString::from("PATH")) {
+        path.push(":");
+        path.push(rest);
+    }
+    path
 }
 
 /// A name for a lock that is the same for the same folder.
@@ -246,8 +257,13 @@ fn name_of(folder: &Path) -> String {
 }
 
 fn flags(workspace: &Path, toolchain: &Toolchain, sources: &[PathBuf]) -> OsString {
-    let mut flags: Vec<OsString> =
-        vec!["-Ctarget-feature=+crt-static".into(), "-Clinker-flavor=ld.lld".into()];
+    let mut flags: Vec<OsString> = vec![
+        "-Ctarget-feature=+crt-static".into(),
+        "-Clinker-flavor=ld.lld".into(),
+        // By name alone, found through PATH: build scripts are linked by the host's own linker, and paths do not get
+        // into what decides symbol names.
+        format!("-Clinker={LINKER}").into(),
+    ];
     let mut rewrite = |from: &Path, to: &str| {
         let mut flag = OsString::from("--remap-path-prefix=");
         flag.push(from);
@@ -288,8 +304,8 @@ fn registry_sources(workspace: &Path, tools: &Tools) -> Result<Vec<PathBuf>, Err
     }
 }
 
-/// The linker that cargo calls: the toolchain's own, with the start files and the C library that were chosen for it.
-/// They lie in one folder, so that the linker finds these and nothing else.
+/// Writes the linker that rustc calls, and gives its folder: the toolchain's own linker, with the start files and the
+/// C library that were chosen for it. They lie in one folder, so that the linker finds these and nothing else.
 fn write_linker(target: &Path, toolchain: &Toolchain, linked: &Linked) -> Result<PathBuf, Error> {
     let folder = target.join("link");
     fs_err::create_dir_all(&folder).map_err(store::io_error("create", &folder))?;
@@ -309,7 +325,7 @@ fn write_linker(target: &Path, toolchain: &Toolchain, linked: &Linked) -> Result
     let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
     let script = format!(
         r#"#!/bin/sh
-# cargo gives "-flavor gnu" first.
+# rustc gives "-flavor gnu" first.
 shift 2
 link={folder}
 exec {linker} -flavor gnu "-L$link" "$link/rcrt1.o" "$link/crti.o" "$link/crtbeginS.o" "$@" \
@@ -318,15 +334,15 @@ exec {linker} -flavor gnu "-L$link" "$link/rcrt1.o" "$link/crti.o" "$link/crtbeg
         folder = quoted(&folder),
         linker = quoted(&toolchain.linker()?),
     );
-    let path = target.join("trainyard-ld");
-    // cargo links anew when the linker is newer than its output.
+    let tools = target.join("tools");
+    let path = tools.join(LINKER);
     if std::fs::read_to_string(&path).is_ok_and(|found| found == script) {
-        return Ok(path);
+        return Ok(tools);
     }
     store::write_whole(&path, script.as_bytes())?;
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs_err::set_permissions(&path, executable).map_err(store::io_error("make executable", &path))?;
-    Ok(path)
+    Ok(tools)
 }
 
 /// One line of cargo's messages, as far as it matters here.

@@ -36,6 +36,7 @@ pub(crate) const NEEDED: [&str; 13] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Linked {
     files: BTreeMap<&'static str, PathBuf>,
+    digests: BTreeMap<&'static str, Digest>,
     /// How the files differ from the locked ones; none where they are the same bytes.
     pub(crate) differs: Option<String>,
 }
@@ -115,9 +116,8 @@ impl Linked {
     ) -> Result<Self, Error> {
         let mut linked = Self::choose(|name| host_file(name, tools))?;
         let mut differences = Vec::new();
-        for path in linked.files.values() {
-            let read = |source| Error::Read { path: path.clone(), source };
-            let (found, _) = digest_of(File::open(path).map_err(read)?).map_err(read)?;
+        for (name, path) in &linked.files {
+            let found = linked.digests[name];
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let wanted = locked.iter().find(|(locked, _)| locked.rsplit('/').next() == Some(&name));
             match wanted {
@@ -134,6 +134,7 @@ impl Linked {
 
     fn choose(mut find: impl FnMut(&'static str) -> Result<PathBuf, Error>) -> Result<Self, Error> {
         let mut files = BTreeMap::new();
+        let mut digests = BTreeMap::new();
         for name in NEEDED {
             let mut path = find(name)?;
             if name == "libm.a"
@@ -141,9 +142,19 @@ impl Linked {
             {
                 path = real;
             }
+            let read = |source| Error::Read { path: path.clone(), source };
+            let (digest, _) = digest_of(File::open(&path).map_err(read)?).map_err(read)?;
+            digests.insert(name, digest);
             files.insert(name, path);
         }
-        Ok(Self { files, differs: None })
+        Ok(Self { files, digests, differs: None })
+    }
+
+    /// The digest of all files together.
+    pub(crate) fn digest(&self) -> Digest {
+        let all: Vec<String> =
+            self.digests.iter().map(|(name, digest)| format!("{name} {digest}\n")).collect();
+        Digest::of(all.concat().as_bytes())
     }
 
     /// Names and paths.
