@@ -21,14 +21,15 @@ use crate::progress::{Event, Progress};
 use crate::settings::{LinkFrom, Settings};
 use crate::store::{self, Store, digest_of};
 use crate::tree::{Conflict, Tree};
+use crate::unchanged::{self, Sources};
 use crate::{lock, oci, tree};
 
 /// Files named when an image is larger than its budget.
 const LARGEST_NAMED: usize = 5;
 
 /// An image in the cache.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Image {
     /// Its name in the manifest.
     pub name: Name,
@@ -155,6 +156,7 @@ pub(crate) struct Assembled {
     pub(crate) layers: Vec<Layer>,
     pub(crate) documents: oci::Documents,
     pub(crate) not_reproducible: Option<String>,
+    pub(crate) sources: Sources,
 }
 
 /// Builds the image of a manifest into the cache, or finds it there.
@@ -163,24 +165,35 @@ pub(crate) struct Assembled {
 /// When the manifest or lock is wrong, an input cannot be had, compilation fails, or the image is over its budget.
 pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Image, Error> {
     let store = Store::new(&settings.cache);
+    if let Some(image) = unchanged::image(manifest, settings)
+        && oci::is_whole(&image.layout)
+    {
+        // It may have been linked differently than the lock says, which has to be said each time.
+        if let Some(reason) = &image.not_reproducible {
+            progress(Event::NotReproducible { reason: reason.clone() });
+        }
+        progress(Event::Image { digest: image.digest, reused: true });
+        return Ok(Image { reused: true, ..image });
+    }
     store.sweep()?;
+    let started = unchanged::moment(&store)?;
     let workshop =
         Workshop { inputs: store.clone(), layers: store.clone(), cargo: settings.cache.join("cargo") };
     let assembled = assemble(manifest, &workshop, settings, progress)?;
-    let Assembled { manifest: described, layers, documents, not_reproducible } = assembled;
+    let Assembled { manifest: described, layers, documents, not_reproducible, sources } = assembled;
     let digest = documents.digest;
     let layout = settings.cache.join("images").join(digest.hex());
     let _only_one = store.lock(&format!("image-{}", digest.short()))?;
-    // It was renamed into place when it was whole.
-    let reused = layout.is_dir();
+    let reused = oci::is_whole(&layout);
     if !reused {
         let staging = store.staging()?;
         oci::write(&documents, described.name.as_str(), described.platform, &layers, &store, &staging)?;
         staging.install(&layout)?;
     }
-    remember(manifest, &settings.cache, &digest)?;
+    let image = Image { name: described.name, digest, layout, layers, reused, not_reproducible };
+    unchanged::remember(manifest, settings, &image, &sources, started)?;
     progress(Event::Image { digest, reused });
-    Ok(Image { name: described.name, digest, layout, layers, reused, not_reproducible })
+    Ok(image)
 }
 
 /// Reads an image manifest.
@@ -207,8 +220,11 @@ pub(crate) fn assemble(
     let mut whole = Tree::default();
     let mut layers = Vec::new();
     let mut labels = BTreeMap::new();
+    let mut sources = Sources::default();
     for layer in &manifest.layer {
-        let (files, differs) = build.files(&layer.input)?;
+        let Files { files, differs, sources: read } = build.files(&layer.input)?;
+        sources.packages.extend(read.packages);
+        sources.files.extend(read.files);
         if let Some(differs) = differs {
             labels.insert(oci::NOT_REPRODUCIBLE.to_owned(), differs);
         }
@@ -226,7 +242,7 @@ pub(crate) fn assemble(
     check_budget(&manifest, &layers, &whole)?;
     let documents = oci::describe(&manifest, &layers, &labels)?;
     let not_reproducible = labels.remove(oci::NOT_REPRODUCIBLE);
-    Ok(Assembled { manifest, layers, documents, not_reproducible })
+    Ok(Assembled { manifest, layers, documents, not_reproducible, sources })
 }
 
 /// All that the work on one manifest looks at.
@@ -240,8 +256,15 @@ struct Build<'a> {
     progress: Progress<'a>,
 }
 
-/// Files by name, and how they differ from what another machine would make.
-type Files = (Vec<(String, tree::File)>, Option<String>);
+/// The files of an input.
+struct Files {
+    /// By name.
+    files: Vec<(String, tree::File)>,
+    /// How they differ from what another machine would make.
+    differs: Option<String>,
+    /// What they were made from.
+    sources: Sources,
+}
 
 impl Build<'_> {
     /// The files of a layer's input.
@@ -270,6 +293,9 @@ impl Build<'_> {
             target: &target,
         };
         let binaries = cargo::compile(&compilation, &self.workshop.layers, tools, self.progress)?;
+        let paths = binaries.iter().map(|binary| binary.path.as_path());
+        let sources =
+            Sources::of(&workspace, paths).map_err(|source| Error::Read { path: target.clone(), source })?;
         let files = binaries.into_iter().map(|binary| {
             let read = |source| Error::Read { path: binary.path.clone(), source };
             let (digest, size) = digest_of(File::open(&binary.path).map_err(read)?).map_err(read)?;
@@ -278,7 +304,7 @@ impl Build<'_> {
                 tree::File { owner: input.clone(), source: binary.path, digest, size, executable: true },
             ))
         });
-        Ok((files.collect::<Result<_, Error>>()?, linked.differs))
+        Ok(Files { files: files.collect::<Result<_, Error>>()?, differs: linked.differs, sources })
     }
 
     /// What is linked: the locked packages, or what the host has where these are out of reach.
@@ -364,19 +390,8 @@ fn check_budget(manifest: &ImageManifest, layers: &[Layer], whole: &Tree) -> Res
     Err(Error::Budget { found, budget, largest: largest.join(", ") })
 }
 
-/// Where the digest of a manifest's newest image is written down.
-fn note(manifest: &Path, cache: &Path) -> PathBuf {
-    let manifest = std::fs::canonicalize(manifest).unwrap_or_else(|_| manifest.to_owned());
-    cache.join("built").join(Digest::of(manifest.as_os_str().as_encoded_bytes()).hex())
-}
-
-fn remember(manifest: &Path, cache: &Path, digest: &Digest) -> Result<(), store::Error> {
-    store::write_whole(&note(manifest, cache), digest.to_string().as_bytes())
-}
-
 /// The layout of the image that was last built from a manifest, if it is still in the cache.
 pub fn last_built(manifest: &Path, cache: &Path) -> Option<PathBuf> {
-    let digest: Digest = std::fs::read_to_string(note(manifest, cache)).ok()?.parse().ok()?;
-    let layout = cache.join("images").join(digest.hex());
+    let layout = unchanged::last(manifest, cache)?.layout;
     layout.is_dir().then_some(layout)
 }

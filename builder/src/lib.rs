@@ -18,5 +18,6 @@ pub mod progress;
 pub mod settings;
 pub mod store;
 pub mod tree;
+mod unchanged;
 pub mod unpack;
 pub mod verify;

@@ -268,6 +268,16 @@ impl Layout {
     }
 }
 
+/// Whether a folder is a layout with all its files: documents verified, layers of the right size. Their bytes are
+/// verified when they are read.
+pub(crate) fn is_whole(folder: &Path) -> bool {
+    let Ok(layout) = Layout::open(folder) else { return false };
+    layout.manifest.layers().iter().all(|described| {
+        let path = place(folder, described).map(|(path, _)| path);
+        path.is_ok_and(|path| std::fs::metadata(path).is_ok_and(|found| found.len() == described.size()))
+    })
+}
+
 fn place(folder: &Path, described: &Descriptor) -> Result<(PathBuf, Digest), Error> {
     let digest: Digest = described.digest().to_string().parse().map_err(|_| Error::Layout {
         path: folder.to_owned(),
