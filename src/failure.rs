@@ -88,7 +88,9 @@ fn corpus_exit(error: &trainyard_builder::corpus::Error) -> Exit {
     use trainyard_builder::corpus::Error;
     match error {
         Error::Read { .. } => Exit::Usage,
-        Error::Manifest(_) | Error::Kind { .. } | Error::Pattern { .. } | Error::Empty { .. } => Exit::Invalid,
+        Error::Manifest(_) | Error::Kind { .. } | Error::Pattern { .. } | Error::Empty { .. } => {
+            Exit::Invalid
+        }
         Error::Lock(error) => lock_exit(error),
         Error::Input(_) | Error::NotText { .. } | Error::Store(_) => Exit::Input,
     }

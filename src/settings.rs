@@ -16,7 +16,9 @@ pub(crate) struct Settings {
 
 /// No folder to keep files in.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no home folder to keep images and jobs in: HOME is unset and this user has no entry in the password file")]
+#[error(
+    "there is no home folder to keep images and jobs in: HOME is unset and this user has no entry in the password file"
+)]
 pub(crate) struct NoHome;
 
 impl Settings {

@@ -54,13 +54,13 @@ pub(crate) fn inspect(arguments: &Inspect) -> Result<Exit, Failure> {
 
 pub(crate) fn verify(arguments: &Verify) -> Result<Exit, Failure> {
     let settings = settings(&Settings::from_environment()?, arguments.offline)?;
-    let layout = match &arguments.image {
+    let image = match &arguments.image {
         Some(folder) => folder.clone(),
-        None => self::layout(&arguments.manifest)?,
+        None => layout(&arguments.manifest)?,
     };
     let mut screen = Screen::new();
     let verdict =
-        showing(&mut screen, |progress| verify::verify(&arguments.manifest, &layout, &settings, progress))?;
+        showing(&mut screen, |progress| verify::verify(&arguments.manifest, &image, &settings, progress))?;
     if verdict.differences.is_empty() {
         screen.say("Verified", "built again from the lock, with the same digest");
         return print(&format!("{}\n", verdict.rebuilt));
@@ -82,7 +82,10 @@ pub(super) fn settings(settings: &Settings, offline: bool) -> Result<BuildSettin
 }
 
 /// Does builder's work while its progress is shown.
-pub(super) fn showing<T, E>(screen: &mut Screen, work: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure>
+pub(super) fn showing<T, E>(
+    screen: &mut Screen,
+    work: impl FnOnce(Progress<'_>) -> Result<T, E>,
+) -> Result<T, Failure>
 where
     Failure: From<E>,
 {
@@ -102,9 +105,13 @@ fn show(screen: &mut Screen, event: &Event) {
         Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
         Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
         Event::Compiling { packages } => screen.show("Compiling", &packages.join(", "), 0, 0),
-        Event::Compiled { name, done } => screen.show("Compiling", &format!("{name} ({done} crates done)"), 0, 0),
+        Event::Compiled { name, done } => {
+            screen.show("Compiling", &format!("{name} ({done} crates done)"), 0, 0)
+        }
         Event::NotReproducible { reason } => {
-            screen.warn(&format!("linked with this host's C library, so another host builds another digest: {reason}"));
+            screen.warn(&format!(
+                "linked with this host's C library, so another host builds another digest: {reason}"
+            ));
         }
         Event::Layer { .. } | Event::Image { .. } => {}
     }
@@ -133,7 +140,8 @@ fn layout(path: &Path) -> Result<PathBuf, Failure> {
 
 /// Fills a folder that must not exist, so that it is there whole or not at all.
 fn new_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", folder.display()));
+    let failed =
+        |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", folder.display()));
     if folder.exists() {
         return Err(Failure::usage(format!("{} exists; name a folder that does not", folder.display())));
     }
@@ -150,7 +158,8 @@ fn new_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) ->
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in walkdir::WalkDir::new(from) {
-        let failed = |error: std::io::Error| Failure::usage(format!("cannot copy {}: {error}", from.display()));
+        let failed =
+            |error: std::io::Error| Failure::usage(format!("cannot copy {}: {error}", from.display()));
         let entry = entry.map_err(|error| failed(error.into()))?;
         let target = to.join(entry.path().strip_prefix(from).unwrap_or(entry.path()));
         if entry.file_type().is_dir() {
@@ -181,7 +190,8 @@ fn describe(report: &Report) -> String {
     }
     for layer in &report.layers {
         let made = layer.made_by.as_deref().unwrap_or("made by an unnamed tool");
-        let sizes = format!("{} compressed, {} unpacked", ByteSize(layer.size), ByteSize(layer.unpacked_size));
+        let sizes =
+            format!("{} compressed, {} unpacked", ByteSize(layer.size), ByteSize(layer.unpacked_size));
         let _ = writeln!(text, "\nlayer {}\n  {made}\n  {sizes}", layer.digest);
         for (path, file) in &layer.files {
             let _ = writeln!(text, "  {:04o} {:>9}  {path}", file.mode, ByteSize(file.size).to_string());

@@ -41,7 +41,10 @@ pub(crate) fn logs(arguments: &Logs) -> Result<Exit, Failure> {
     };
     let world_size = jobs::status(&run_dir)?.world_size;
     if let Some(rank) = arguments.rank.filter(|rank| *rank >= world_size) {
-        return Err(Failure::usage(format!("--rank is {rank}; the job has ranks 0 to {}", world_size.saturating_sub(1))));
+        return Err(Failure::usage(format!(
+            "--rank is {rank}; the job has ranks 0 to {}",
+            world_size.saturating_sub(1)
+        )));
     }
     let mut lines = Lines::open(&run_dir, arguments.rank, arguments.follow)?;
     runtime()?.block_on(async {
@@ -69,7 +72,9 @@ pub(crate) fn stop(arguments: &Stop) -> Result<Exit, Failure> {
 
 fn newest(settings: &Settings) -> Result<PathBuf, Failure> {
     let newest = jobs::list(&settings.jobs)?.into_iter().max_by(|a, b| a.last_event.cmp(&b.last_event));
-    newest.map(|job| job.run_dir).ok_or_else(|| Failure::usage("there is no job yet; start one with: trainyard launch"))
+    newest
+        .map(|job| job.run_dir)
+        .ok_or_else(|| Failure::usage("there is no job yet; start one with: trainyard launch"))
 }
 
 fn phase(job: &Job) -> String {

@@ -36,20 +36,23 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
 fn print(text: &str) -> Result<Exit, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot write to standard output: {error}")))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(
+            Exit::Infrastructure,
+            anyhow::anyhow!("cannot write to standard output: {error}"),
+        )),
         _ => Ok(Exit::Done),
     }
 }
 
 fn print_json(value: &impl Serialize) -> Result<Exit, Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new(Exit::Infrastructure, error))?;
+    let text =
+        serde_json::to_string_pretty(value).map_err(|error| Failure::new(Exit::Infrastructure, error))?;
     print(&(text + "\n"))
 }
 
 /// The runtime of the asynchronous commands. One thread is enough: the work is waiting.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let failed = |error| Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot start the event loop: {error}"));
+    let failed =
+        |error| Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot start the event loop: {error}"));
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)
 }

@@ -83,5 +83,7 @@ fn style(known_total: bool) -> ProgressStyle {
     } else {
         "{prefix:>12.cyan.bold} {spinner} {msg}"
     };
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
 }

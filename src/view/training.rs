@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use trainyard_spec::Exit;
 use trainyard_spec::event::{Failure, JobEvent, TrainerEvent};
 use trainyard_spec::protocol::NodeEvent;
-use trainyard_spec::Exit;
 
 /// What is known of a job's training so far.
 #[derive(Debug, Default)]

@@ -62,7 +62,8 @@ pub(super) fn detach(run_dir: RunDir, screen: &mut Screen) -> Result<Exit, Failu
         Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot {what} {}: {error}", log.display()))
     };
     let program = std::env::current_exe().map_err(|error| failed("find this program for", error))?;
-    let file = File::options().create(true).append(true).open(&log).map_err(|error| failed("write", error))?;
+    let file =
+        File::options().create(true).append(true).open(&log).map_err(|error| failed("write", error))?;
     let errors = file.try_clone().map_err(|error| failed("write", error))?;
     let mut child = Command::new(program)
         .arg("controller")
@@ -97,7 +98,8 @@ pub(super) struct Session {
 impl Session {
     /// From here on signals are heard instead of ending this process.
     pub(super) fn start() -> Result<Self, Failure> {
-        let failed = |error| Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot listen for signals: {error}"));
+        let failed =
+            |error| Failure::new(Exit::Infrastructure, anyhow::anyhow!("cannot listen for signals: {error}"));
         let runtime = runtime()?;
         let (stop, stopped) = watch::channel(Stop::No);
         for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
@@ -156,6 +158,9 @@ fn show(record: &JobRecord, training: &mut Training, screen: &mut Screen) {
             screen.show("Training", &training.line(), training.step, training.steps);
         }
         JobEvent::Node { .. } if training.steps == 0 => screen.show("Starting", "nodes and ranks", 0, 0),
-        JobEvent::Node { .. } | JobEvent::AttemptStarted { .. } | JobEvent::Created { .. } | JobEvent::Ended { .. } => {}
+        JobEvent::Node { .. }
+        | JobEvent::AttemptStarted { .. }
+        | JobEvent::Created { .. }
+        | JobEvent::Ended { .. } => {}
     }
 }

@@ -63,27 +63,42 @@ fn corpus(manifest: &Path, settings: &BuildSettings, screen: &mut Screen) -> Res
     let made = build::showing(screen, |progress| corpus::corpus(manifest, settings, progress))?;
     match &made.source {
         Source::Locked => {
-            screen.say("Text", &format!("{}, {}, verified against its lock", made.name, ByteSize(made.bytes)));
+            screen
+                .say("Text", &format!("{}, {}, verified against its lock", made.name, ByteSize(made.bytes)));
         }
         Source::Fallback { reason } => {
             screen.warn(&format!("the corpus {} is out of reach: {reason}", made.name));
-            screen.say("Text", &format!("training on the project's own text instead, {}", ByteSize(made.bytes)));
+            screen.say(
+                "Text",
+                &format!("training on the project's own text instead, {}", ByteSize(made.bytes)),
+            );
         }
     }
     Ok(Text { path: made.text, digest: made.digest })
 }
 
 /// Token shards of the text, made once for each text and way to cut it.
-fn tokens(text: &Text, job: &JobManifest, settings: &Settings, screen: &mut Screen) -> Result<PathBuf, Failure> {
-    let tokenizer: Tokenizer = job.data.tokenizer.parse().map_err(|error| Failure::new(Exit::Invalid, error))?;
+fn tokens(
+    text: &Text,
+    job: &JobManifest,
+    settings: &Settings,
+    screen: &mut Screen,
+) -> Result<PathBuf, Failure> {
+    let tokenizer: Tokenizer =
+        job.data.tokenizer.parse().map_err(|error| Failure::new(Exit::Invalid, error))?;
     let fraction = job.data.validation_fraction;
     let key = Digest::of(format!("{} {} {fraction}", text.digest, job.data.tokenizer).as_bytes());
     let out = settings.cache.join("data").join(key.hex());
     if Dataset::open(&out).is_err() {
         remove_damaged(&out)?;
-        let request =
-            prepare::Request { texts: &[text.path.clone()], tokenizer, validation_fraction: fraction, out: &out };
-        let made = prepare::prepare(&request, |done, total| screen.show("Tokens", "writing shards", done, total));
+        let request = prepare::Request {
+            texts: &[text.path.clone()],
+            tokenizer,
+            validation_fraction: fraction,
+            out: &out,
+        };
+        let made =
+            prepare::prepare(&request, |done, total| screen.show("Tokens", "writing shards", done, total));
         made.map_err(|error| Failure::new(Exit::Input, error))?;
     }
     let data = Dataset::open(&out).map_err(|error| Failure::new(Exit::Input, error))?;
@@ -95,9 +110,10 @@ fn tokens(text: &Text, job: &JobManifest, settings: &Settings, screen: &mut Scre
 /// Shards in the cache that cannot be opened can be made again.
 fn remove_damaged(out: &Path) -> Result<(), Failure> {
     match std::fs::remove_dir_all(out) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Failure::new(Exit::Input, anyhow::anyhow!("cannot remove damaged shards {}: {error}", out.display())))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::new(
+            Exit::Input,
+            anyhow::anyhow!("cannot remove damaged shards {}: {error}", out.display()),
+        )),
         _ => Ok(()),
     }
 }

@@ -16,8 +16,8 @@ use trainyard_spec::job::{JobManifest, MAX_NODES};
 use trainyard_spec::plan::LaunchPlan;
 use trainyard_spec::{Exit, env};
 
-pub(super) use controller::controller;
 use controller::Session;
+pub(super) use controller::controller;
 pub(super) use result::failure;
 
 use super::print;
@@ -49,8 +49,12 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
         Engine::Process => EngineChoice::Process,
         Engine::Podman => EngineChoice::Podman,
     };
-    let chosen =
-        session.runtime.block_on(engine::choose(choice, &engine_settings(), &inputs.image, session.stopped.clone()));
+    let chosen = session.runtime.block_on(engine::choose(
+        choice,
+        &engine_settings(),
+        &inputs.image,
+        session.stopped.clone(),
+    ));
     let chosen = match chosen {
         Err(EngineError::Interrupted) => return Ok(Exit::Interrupted),
         chosen => chosen.map_err(|error| Failure::new(Exit::Preflight, error))?,
@@ -60,12 +64,21 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
     }
     let id = jobs::next_id(&settings.jobs, &job.name)?;
     let run_dir = match &arguments.run_dir {
-        Some(folder) => std::path::absolute(folder).map_err(|error| Failure::usage(format!("{}: {error}", folder.display())))?,
+        Some(folder) => std::path::absolute(folder)
+            .map_err(|error| Failure::usage(format!("{}: {error}", folder.display())))?,
         None => settings.jobs.join(id.as_str()),
     };
     let max_restarts = arguments.max_restarts.unwrap_or(job.max_restarts);
-    let request =
-        Request { id, job, image: inputs.image, data_dir: inputs.data, nodes, max_restarts, run_dir, engine: chosen.engine };
+    let request = Request {
+        id,
+        job,
+        image: inputs.image,
+        data_dir: inputs.data,
+        nodes,
+        max_restarts,
+        run_dir,
+        engine: chosen.engine,
+    };
     let plan = plan::plan(&request, &machine).map_err(Failure::usage)?;
     if arguments.dry_run {
         return match arguments.format {
@@ -80,8 +93,17 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
 }
 
 /// Runs the job here, or leaves it to a controller of its own.
-fn start(arguments: &Launch, run_dir: RunDir, session: &Session, screen: &mut Screen) -> Result<Exit, Failure> {
-    if arguments.detach { controller::detach(run_dir, screen) } else { controller::watch(run_dir, session, screen) }
+fn start(
+    arguments: &Launch,
+    run_dir: RunDir,
+    session: &Session,
+    screen: &mut Screen,
+) -> Result<Exit, Failure> {
+    if arguments.detach {
+        controller::detach(run_dir, screen)
+    } else {
+        controller::watch(run_dir, session, screen)
+    }
 }
 
 /// The job manifest asked for, or the quickstart's, and its path.
@@ -89,11 +111,17 @@ fn job(named: Option<&Path>) -> Result<(PathBuf, JobManifest), Failure> {
     let path = match named {
         Some(path) => path.to_owned(),
         None => {
-            let here = std::env::current_dir().map_err(|error| Failure::usage(format!("no working directory: {error}")))?;
+            let here = std::env::current_dir()
+                .map_err(|error| Failure::usage(format!("no working directory: {error}")))?;
             let found = here.ancestors().map(|folder| folder.join(DEFAULT_JOB)).find(|path| path.is_file());
             found.ok_or_else(|| {
-                Failure::usage(format!("no job manifest is named, and there is no {DEFAULT_JOB} in {} or above", here.display()))
-                    .with_hint(Some("name one: trainyard launch JOB.toml, or run this in a checkout of Trainyard"))
+                Failure::usage(format!(
+                    "no job manifest is named, and there is no {DEFAULT_JOB} in {} or above",
+                    here.display()
+                ))
+                .with_hint(Some(
+                    "name one: trainyard launch JOB.toml, or run this in a checkout of Trainyard",
+                ))
             })?
         }
     };
@@ -125,7 +153,12 @@ fn table(report: &Report) -> String {
         .checks
         .iter()
         .filter(|check| !check.passed)
-        .map(|check| format!("  {}: found {}; needed {}\n    fix: {}", check.name, check.found, check.needed, check.fix))
+        .map(|check| {
+            format!(
+                "  {}: found {}; needed {}\n    fix: {}",
+                check.name, check.found, check.needed, check.fix
+            )
+        })
         .collect();
     rows.join("\n")
 }

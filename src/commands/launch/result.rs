@@ -25,7 +25,8 @@ pub(super) fn remember_sample(run_dir: &RunDir, sample: Option<&Sample>) -> Resu
     let path = run_dir.path().join(SAMPLE);
     let failed = |error: anyhow::Error| Failure::new(Exit::Infrastructure, error);
     let json = serde_json::to_vec_pretty(&sample).map_err(|error| failed(error.into()))?;
-    std::fs::write(&path, json).map_err(|error| failed(anyhow::anyhow!("cannot write {}: {error}", path.display())))
+    std::fs::write(&path, json)
+        .map_err(|error| failed(anyhow::anyhow!("cannot write {}: {error}", path.display())))
 }
 
 /// One line: how many nodes and ranks, and what they are.
@@ -36,7 +37,10 @@ pub(super) fn shape(plan: &LaunchPlan) -> String {
     };
     let nodes = plan.nodes.len();
     let plural = if nodes == 1 { "" } else { "s" };
-    format!("{}: {nodes} node{plural}, {} ranks, {kind}; run directory {}", plan.job, plan.world_size, plan.run_dir)
+    format!(
+        "{}: {nodes} node{plural}, {} ranks, {kind}; run directory {}",
+        plan.job, plan.world_size, plan.run_dir
+    )
 }
 
 /// One line: who failed, and how.
@@ -75,7 +79,10 @@ pub(super) fn tell(
     match outcome.exit {
         Exit::Done => {}
         Exit::Interrupted => {
-            screen.say("Stopped", &format!("nothing is left running; go on with: trainyard launch --resume {job}"));
+            screen.say(
+                "Stopped",
+                &format!("nothing is left running; go on with: trainyard launch --resume {job}"),
+            );
         }
         exit => {
             let first = outcome.failures.last().map_or_else(|| "no reason is known".to_owned(), failure);
@@ -100,7 +107,10 @@ fn results(run_dir: &Path, training: &Training) -> String {
     let unigram = training.unigram.unwrap_or_default() as f32;
     let plot = chart::loss(&training.losses, &training.validations, unigram);
     if !plot.is_empty() {
-        let _ = write!(text, "\n  loss in nats per token: training, validation, and dotted the unigram model\n\n{plot}");
+        let _ = write!(
+            text,
+            "\n  loss in nats per token: training, validation, and dotted the unigram model\n\n{plot}"
+        );
     }
     if let (Some((step, loss)), Some((_, trained))) = (training.validations.last(), training.losses.last()) {
         let _ = write!(
@@ -128,7 +138,9 @@ fn results(run_dir: &Path, training: &Training) -> String {
 /// What the newest checkpoint's model writes, if the job asks for that and there is one.
 fn written(run_dir: &Path) -> anyhow::Result<Option<String>> {
     let wish = std::fs::read(run_dir.join(SAMPLE))?;
-    let Some(Sample { prompt, tokens, temperature }) = serde_json::from_slice(&wish)? else { return Ok(None) };
+    let Some(Sample { prompt, tokens, temperature }) = serde_json::from_slice(&wish)? else {
+        return Ok(None);
+    };
     let checkpoints = run_dir.join("checkpoints");
     if std::fs::read_dir(&checkpoints)?.next().is_none() {
         return Ok(None);

@@ -1,0 +1,7 @@
+//! The program as a person uses it: real images, real jobs, real containers.
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
+
+mod command_line;
+mod image;
+mod job;
+mod yard;
