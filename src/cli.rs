@@ -191,7 +191,7 @@ pub(crate) struct Prepare {
     /// Folder for the shards
     #[arg(long, value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// "byte", or the path of a tokenizer.json
+    /// What turns text into tokens: "byte", a token for each byte
     #[arg(long, default_value = "byte")]
     pub(crate) tokenizer: String,
     /// Part of the text, at its end, held out for validation

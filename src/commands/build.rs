@@ -14,10 +14,12 @@ use trainyard_spec::{ByteSize, Exit};
 use super::{print, print_json};
 use crate::cli::{Build, Format, Inspect, Lock, Verify};
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::settings::Settings;
 use crate::view::screen::Screen;
 
 pub(crate) fn lock(arguments: &Lock) -> Result<Exit, Failure> {
+    let _interrupt = Interrupt::watch()?;
     let settings = settings(&Settings::from_environment()?, false)?;
     let mut screen = Screen::new();
     let lock = showing(&mut screen, |progress| lock::lock(&arguments.manifest, &settings, progress))?;
@@ -27,6 +29,7 @@ pub(crate) fn lock(arguments: &Lock) -> Result<Exit, Failure> {
 }
 
 pub(crate) fn build(arguments: &Build) -> Result<Exit, Failure> {
+    let _interrupt = Interrupt::watch()?;
     let settings = settings(&Settings::from_environment()?, arguments.offline)?;
     let mut screen = Screen::new();
     let image = showing(&mut screen, |progress| image::build(&arguments.manifest, &settings, progress))?;
@@ -53,6 +56,7 @@ pub(crate) fn inspect(arguments: &Inspect) -> Result<Exit, Failure> {
 }
 
 pub(crate) fn verify(arguments: &Verify) -> Result<Exit, Failure> {
+    let _interrupt = Interrupt::watch()?;
     let settings = settings(&Settings::from_environment()?, arguments.offline)?;
     let image = match &arguments.image {
         Some(folder) => folder.clone(),

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::yard::{done, has, home, root, run, trainyard};
+use crate::yard::{done, has, home, processes, root, run, trainyard, wait_until};
 
 const MANIFEST: &str = "manifests/images/gpt-cpu.toml";
 
@@ -139,8 +140,12 @@ fn other_tools_read_the_layout() {
         assert!(agent.status.success());
     }
     if has("podman") {
-        let pulled =
-            Command::new("podman").args(["pull", "--quiet", &format!("oci:{layout}")]).output().unwrap();
+        // Podman names the image after the path, and names are lower case.
+        let pulled = Command::new("podman")
+            .args(["pull", "--quiet", "oci:layout"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
         assert!(pulled.status.success(), "{}", String::from_utf8_lossy(&pulled.stderr));
         let id = String::from_utf8_lossy(&pulled.stdout).trim().to_owned();
         let found = Command::new("podman")
@@ -162,4 +167,27 @@ fn rootfs(folder: &Path) -> std::path::PathBuf {
     let rootfs = folder.join("rootfs");
     done(&["build", MANIFEST, "--rootfs", rootfs.to_str().unwrap()]);
     rootfs
+}
+
+#[test]
+fn ctrl_c_during_a_build_ends_all_that_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("cache")).unwrap();
+    build();
+    std::os::unix::fs::symlink(home().join("cache/blobs"), folder.path().join("cache/blobs")).unwrap();
+    let child = trainyard(&["build", MANIFEST])
+        .env("TRAINYARD_HOME", folder.path())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let here = folder.path().to_str().unwrap().to_owned();
+    // A compiler names its output folder.
+    wait_until("compilers run", || processes(&here).len() > 1);
+    // This process alone is told, as `kill` does, and not its group, as a terminal does.
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(processes(&here), Vec::<u32>::new(), "something was left running");
+    assert!(!folder.path().join("cache/images").exists(), "an image was left");
 }

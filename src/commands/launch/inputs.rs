@@ -92,7 +92,7 @@ fn tokens(
     if Dataset::open(&out).is_err() {
         remove_damaged(&out)?;
         let request = prepare::Request {
-            texts: &[text.path.clone()],
+            texts: std::slice::from_ref(&text.path),
             tokenizer,
             validation_fraction: fraction,
             out: &out,

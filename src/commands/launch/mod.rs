@@ -23,6 +23,7 @@ pub(super) use result::failure;
 use super::print;
 use crate::cli::{Engine, Format, Launch};
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::settings::Settings;
 use crate::view::screen::Screen;
 
@@ -41,9 +42,11 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
     if !(1..=MAX_NODES).contains(&nodes) {
         return Err(Failure::usage(format!("--nodes is {nodes}; needed is 1 to {MAX_NODES}")));
     }
+    let interrupt = Interrupt::watch()?;
     let inputs = inputs::prepare(arguments, &path, &job, &settings, &mut screen)?;
     let machine = Machine::read().map_err(|error| Failure::new(Exit::Preflight, error))?;
     let session = Session::start()?;
+    drop(interrupt);
     let choice = match arguments.engine {
         Engine::Auto => EngineChoice::Auto,
         Engine::Process => EngineChoice::Process,
