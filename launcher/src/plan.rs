@@ -62,11 +62,19 @@ pub enum PlanError {
         path: PathBuf,
     },
     /// No nodes were asked for.
-    #[error(
-        "nodes is {nodes} and ranks-per-node {ranks}; needed is at least 1 of each, and {} ranks at most",
-        u32::MAX
-    )]
+    #[error("nodes is {nodes} and ranks-per-node {ranks}; needed is at least 1 of each")]
     Ranks {
+        /// Nodes.
+        nodes: u32,
+        /// Ranks on each.
+        ranks: u32,
+    },
+    /// More ranks than can meet on one machine.
+    #[error(
+        "{nodes} nodes of {ranks} ranks are asked for on this machine, and at most {MOST_RANKS} ranks can meet on its \
+         ports: ask for fewer nodes, --nodes {}", (MOST_RANKS / ranks).max(1)
+    )]
+    TooMany {
         /// Nodes.
         nodes: u32,
         /// Ranks on each.
@@ -74,6 +82,9 @@ pub enum PlanError {
     },
 }
 
+/// All nodes are on this machine, and each rank takes a port of rank 0's address: of 64,512 unprivileged ports about
+/// half are given to outgoing connections.
+const MOST_RANKS: u32 = 28_000;
 /// The port that rank 0 listens on unless it is taken; torchrun's default.
 pub const FIRST_PORT: u16 = 29_500;
 /// The agent's program inside the image.
@@ -97,8 +108,11 @@ const GRACE_MS: u64 = 10_000;
 /// When a path cannot be written down in a plan, or there is nothing to run.
 pub fn plan(launch: &Launch, machine: &Machine) -> Result<LaunchPlan, PlanError> {
     let per_node = launch.job.ranks_per_node;
-    let world_size = launch.nodes.checked_mul(per_node).filter(|ranks| *ranks > 0);
-    let world_size = world_size.ok_or(PlanError::Ranks { nodes: launch.nodes, ranks: per_node })?;
+    if launch.nodes == 0 || per_node == 0 {
+        return Err(PlanError::Ranks { nodes: launch.nodes, ranks: per_node });
+    }
+    let world_size = launch.nodes.checked_mul(per_node).filter(|ranks| *ranks <= MOST_RANKS);
+    let world_size = world_size.ok_or(PlanError::TooMany { nodes: launch.nodes, ranks: per_node })?;
     let run_dir = text(&launch.run_dir)?;
     let rootfs = text(&launch.image.rootfs)?;
     let process = matches!(launch.engine, EnginePlan::Process);

@@ -55,8 +55,6 @@ const FILES_PER_NODE: u64 = 4;
 const FILES_OWN: u64 = 64;
 /// Containers on one network: a /24 without its own, its gateway's and the broadcast address.
 const NODES_PER_NETWORK: u64 = 253;
-/// Sockets on rank 0's address, of which ports 1024 and up can be had.
-const RANKS_PER_MACHINE: u64 = 28_000;
 const DISK_BASE: u64 = 64 << 20;
 
 /// Compares a plan with this machine.
@@ -107,7 +105,6 @@ pub fn preflight(plan: &LaunchPlan, machine: &Machine) -> Report {
             fewer(machine.open_files.saturating_sub(FILES_OWN) / FILES_PER_NODE),
             false,
         ),
-        limit("ports", RANKS_PER_MACHINE, ranks, fewer(RANKS_PER_MACHINE * nodes / ranks.max(1)), false),
     ];
     if plan.engine.kind() == EngineKind::Podman {
         checks.push(limit("addresses", NODES_PER_NETWORK, nodes, fewer(NODES_PER_NETWORK), false));

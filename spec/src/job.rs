@@ -75,7 +75,7 @@ const fn restarts() -> u32 {
 }
 
 /// Most nodes, and most ranks on a node, that a job may ask for.
-pub const MAX_NODES: u32 = 4096;
+pub const MAX_NODES: u32 = 100_000;
 
 impl Validate for JobManifest {
     fn validate(&self, faults: &mut Collector<'_, '_>) {

@@ -1,54 +1,56 @@
 //! The loss curve as a small plot of braille dots.
 
-use textplots::{
-    AxisBuilder, Chart, LabelBuilder, LabelFormat, LineStyle, Plot, Shape, TickDisplay, TickDisplayBuilder,
-};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::symbols::Marker;
+use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
 
-/// Dots across and down; a character holds 2 x 4.
-const WIDTH: u32 = 140;
-const HEIGHT: u32 = 48;
+/// Characters across and down.
+const WIDTH: u16 = 78;
+const HEIGHT: u16 = 14;
 /// Dots of a level line.
-const LEVEL_DOTS: u16 = 35;
+const LEVEL_DOTS: u16 = 40;
+/// Labels of an axis.
+const LABELS: u16 = 4;
 
-/// Draws training losses as a line, validation losses as a second one, and the unigram model's as a level. Points are
-/// (steps done, loss in nats). Empty where there are fewer than two training points to draw.
-pub(crate) fn loss(training: &[(f32, f32)], validation: &[(f32, f32)], unigram: f32) -> String {
+/// Draws training losses as a line, validation losses as a second one, and the unigram model's as a dotted level. Points
+/// are (steps done, loss in nats). Empty where there are fewer than two training points to draw.
+pub(crate) fn loss(training: &[(f64, f64)], validation: &[(f64, f64)], unigram: f64) -> String {
     let (Some(first), Some(last)) = (training.first(), training.last()) else { return String::new() };
     if training.len() < 2 {
         return String::new();
     }
     // The first steps of an untrained model would flatten all that follows.
-    let high = validation
-        .iter()
-        .map(|(_, loss)| *loss)
-        .chain([unigram, last.1])
-        .fold(f32::NEG_INFINITY, f32::max)
-        .ceil();
-    let training: Vec<(f32, f32)> = training.iter().copied().filter(|(_, loss)| *loss <= high).collect();
-    let low = training
-        .iter()
-        .chain(validation)
-        .map(|(_, loss)| *loss)
-        .chain([unigram])
-        .fold(f32::INFINITY, f32::min)
-        .floor();
-    let level: Vec<(f32, f32)> = (0..=LEVEL_DOTS)
-        .map(|dot| (first.0 + (last.0 - first.0) * dot as f32 / LEVEL_DOTS as f32, unigram))
-        .collect();
-    let shapes = [Shape::Lines(&training), Shape::Lines(validation), Shape::Points(&level)];
-    let mut chart = Chart::new_with_y_range(WIDTH, HEIGHT, first.0, last.0, low, high);
-    let chart = chart
-        .x_axis_style(LineStyle::Solid)
-        .y_axis_style(LineStyle::None)
-        .x_label_format(LabelFormat::Custom(Box::new(|step| format!("step {step:.0}"))))
-        .y_label_format(LabelFormat::Custom(Box::new(|loss| format!("{loss:.2}"))))
-        .y_tick_display(TickDisplay::Sparse)
-        .lineplot(&shapes[0])
-        .lineplot(&shapes[1])
-        .lineplot(&shapes[2]);
-    chart.axis();
-    chart.figures();
-    chart.to_string()
+    let levels = || validation.iter().map(|(_, loss)| *loss).chain([unigram, last.1]);
+    let high = levels().fold(f64::NEG_INFINITY, f64::max).ceil();
+    let training: Vec<_> = training.iter().copied().filter(|(_, loss)| *loss <= high).collect();
+    let losses = || training.iter().map(|(_, loss)| *loss).chain(levels());
+    let low = losses().fold(f64::INFINITY, f64::min).floor();
+    let between =
+        |from: f64, to: f64, part: u16, parts: u16| from + (to - from) * f64::from(part) / f64::from(parts);
+    let level: Vec<_> =
+        (0..=LEVEL_DOTS).map(|dot| (between(first.0, last.0, dot, LEVEL_DOTS), unigram)).collect();
+    let labels = |from: f64, to: f64, digits: usize| {
+        (0..=LABELS).map(move |label| format!("{:.digits$}", between(from, to, label, LABELS)))
+    };
+    let dataset = |data, kind| Dataset::default().marker(Marker::Braille).graph_type(kind).data(data);
+    let area = Rect::new(0, 0, WIDTH, HEIGHT);
+    let mut buffer = Buffer::empty(area);
+    Chart::new(vec![
+        dataset(&training, GraphType::Line),
+        dataset(validation, GraphType::Line),
+        dataset(&level, GraphType::Scatter),
+    ])
+    .x_axis(Axis::default().bounds([first.0, last.0]).labels(labels(first.0, last.0, 0)))
+    .y_axis(Axis::default().bounds([low, high]).labels(labels(low, high, 2)))
+    .render(area, &mut buffer);
+    let mut text = String::new();
+    for row in buffer.content().chunks(usize::from(WIDTH)) {
+        let line: String = row.iter().map(|cell| cell.symbol()).collect();
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
 }
 
 #[cfg(test)]
@@ -57,9 +59,9 @@ mod tests {
 
     #[test]
     fn a_falling_curve() {
-        let training: Vec<(f32, f32)> =
-            (0..=100).map(|step| (step as f32, 2.0 + 3.0 / (1.0 + step as f32 / 10.0))).collect();
-        let validation = [(0.0, 5.1), (50.0, 2.6), (100.0, 2.4)];
+        let training: Vec<(f64, f64)> =
+            (0..=100).map(|step| (f64::from(step), 2.0 + 3.0 / (1.0 + f64::from(step) / 10.0))).collect();
+        let validation = [(25.0, 3.1), (50.0, 2.6), (100.0, 2.4)];
         insta::assert_snapshot!(loss(&training, &validation, 3.3));
     }
 

@@ -18,9 +18,9 @@ pub(crate) struct Training {
     /// Trainable parameters.
     pub(crate) parameters: u64,
     /// (step, loss) of every step, in order of steps.
-    pub(crate) losses: Vec<(f32, f32)>,
+    pub(crate) losses: Vec<(f64, f64)>,
     /// (step, loss) of every validation, in order of steps.
-    pub(crate) validations: Vec<(f32, f32)>,
+    pub(crate) validations: Vec<(f64, f64)>,
     /// Validation loss of a unigram model.
     pub(crate) unigram: Option<f64>,
     /// Tokens per second of the newest step.
@@ -57,15 +57,15 @@ impl Training {
                 self.tokens_per_step = *tokens_per_step;
                 self.unigram = Some(*unigram_loss);
                 // A fresh attempt goes back to its checkpoint: what came after it is done again.
-                self.losses.retain(|(step, _)| *step <= *first_step as f32);
-                self.validations.retain(|(step, _)| *step <= *first_step as f32);
+                self.losses.retain(|(step, _)| *step <= *first_step as f64);
+                self.validations.retain(|(step, _)| *step <= *first_step as f64);
             }
             TrainerEvent::Step { step, loss, tokens_per_second, .. } => {
                 self.step = *step;
-                self.losses.push((*step as f32, *loss as f32));
+                self.losses.push((*step as f64, *loss));
                 self.tokens_per_second = *tokens_per_second;
             }
-            TrainerEvent::Validation { step, loss } => self.validations.push((*step as f32, *loss as f32)),
+            TrainerEvent::Validation { step, loss } => self.validations.push((*step as f64, *loss)),
             TrainerEvent::Checkpoint { path, .. } => self.checkpoint = Some(path.clone()),
             TrainerEvent::Warning { message } if !self.warnings.contains(message) => {
                 self.warnings.push(message.clone());

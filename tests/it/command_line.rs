@@ -29,7 +29,7 @@ fn a_wrong_command_line_is_exit_2() {
     for (arguments, said) in [
         (&["launch", "--nodes", "0"][..], "--nodes is 0"),
         (&["launch", "--nodes", "four"], "four"),
-        (&["launch", "--nodes", "4097"], "--nodes is 4097"),
+        (&["launch", "--nodes", "100001"], "--nodes is 100001"),
         (&["launch", "--engine", "docker"], "docker"),
         (&["launch", "no-such-job.toml"], "no-such-job.toml"),
         (&["launch", "--resume", "no-such-job"], "no-such-job"),

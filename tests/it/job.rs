@@ -184,15 +184,17 @@ fn a_second_launch_in_a_run_directory_is_refused() {
 fn what_this_machine_cannot_bear_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     let path = job(folder.path(), "huge", 40);
-    let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, format!("ranks-per-node = 4096\n{text}")).unwrap();
     let run_dir = folder.path().join("run");
-    let answer =
-        run(trainyard(&["launch", path.to_str().unwrap(), "--engine", "process", "--nodes", "4096"])
-            .args(["--run-dir", run_dir.to_str().unwrap()]));
-    assert_eq!(answer.code, Some(5), "{}", answer.err);
-    assert!(answer.err.contains("fix:"), "{}", answer.err);
-    assert!(!run_dir.exists(), "a refused launch left its run directory");
+    for (nodes, said) in
+        [("10000", "fix: ask for fewer nodes"), ("100000", "ask for fewer nodes, --nodes 28000")]
+    {
+        let answer =
+            run(trainyard(&["launch", path.to_str().unwrap(), "--engine", "process", "--nodes", nodes])
+                .args(["--run-dir", run_dir.to_str().unwrap()]));
+        assert_eq!(answer.code, Some(5), "{}", answer.err);
+        assert!(answer.err.contains(said), "{}", answer.err);
+        assert!(!run_dir.exists(), "a refused launch left its run directory");
+    }
 }
 
 #[test]

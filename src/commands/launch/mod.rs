@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use trainyard_launcher::engine::{EngineChoice, EngineError, EngineSettings};
 use trainyard_launcher::machine::Machine;
-use trainyard_launcher::plan::{self, Launch as Request};
+use trainyard_launcher::plan::{self, Launch as Request, PlanError};
 use trainyard_launcher::preflight::{Report, preflight};
 use trainyard_launcher::run_dir::RunDir;
 use trainyard_launcher::{engine, jobs};
@@ -82,7 +82,10 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
         run_dir,
         engine: chosen.engine,
     };
-    let plan = plan::plan(&request, &machine).map_err(Failure::usage)?;
+    let plan = plan::plan(&request, &machine).map_err(|error| match error {
+        PlanError::TooMany { .. } => Failure::new(Exit::Preflight, error),
+        error => Failure::usage(error),
+    })?;
     if arguments.dry_run {
         return match arguments.format {
             Format::Text => print(&plan::describe(&plan)),

@@ -104,13 +104,10 @@ fn kind(exit: Exit) -> &'static str {
 
 fn results(run_dir: &Path, training: &Training) -> String {
     let mut text = String::new();
-    let unigram = training.unigram.unwrap_or_default() as f32;
+    let unigram = training.unigram.unwrap_or_default();
     let plot = chart::loss(&training.losses, &training.validations, unigram);
     if !plot.is_empty() {
-        let _ = write!(
-            text,
-            "\n  loss in nats per token: training, validation, and dotted the unigram model\n\n{plot}"
-        );
+        let _ = write!(text, "\n  loss in nats per token by step; dotted: a unigram model\n\n{plot}");
     }
     if let (Some((step, loss)), Some((_, trained))) = (training.validations.last(), training.losses.last()) {
         let _ = write!(
