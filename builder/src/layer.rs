@@ -82,7 +82,7 @@ pub enum Error {
 ///
 /// # Errors
 /// When a file cannot be read or has changed, or the store cannot be written.
-pub(crate) fn write(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> {
+pub fn write(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> {
     let gzip = GzBuilder::new().mtime(0).operating_system(255);
     let mut tar = Digesting::new(gzip.write(store.incoming()?, Compression::new(LEVEL)));
     let failed = |source| Error::Write { layer: name.clone(), source };

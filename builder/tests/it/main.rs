@@ -1,1 +1,17 @@
-//! Tests of the builder against real servers, archives and image tools.
+//! Tests of the builder against real servers, archives, compilers and image tools.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and says what it skips"
+)]
+
+mod archives;
+mod faults;
+mod images;
+mod index;
+mod layers;
+mod locks;
+mod room;
+mod server;
+mod unpacking;
