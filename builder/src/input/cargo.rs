@@ -24,6 +24,12 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "image";
 /// The linker that binaries of images are linked with.
 const LINKER: &str = "trainyard-ld";
+/// What build scripts find in the place of a C compiler.
+const C_COMPILER: &str = "trainyard-cc";
+const NO_C: &str = r#"#!/bin/sh
+echo "programs of an image must not hold C code: every host's C compiler makes other bytes of it" >&2
+exit 1
+"#;
 /// Lines of cargo's own output kept for an error.
 const LINES_KEPT: usize = 40;
 
@@ -235,6 +241,12 @@ pub(crate) fn compile(
         // Set whole, so that neither RUSTFLAGS nor a configuration file adds any.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace, toolchain, &sources))
         .env("PATH", path)
+        // Over what a configuration file says.
+        .env("RUSTC", "rustc")
+        .env("RUSTC_WRAPPER", "")
+        .env("RUSTC_WORKSPACE_WRAPPER", "")
+        .env("CC", C_COMPILER)
+        .env("CXX", C_COMPILER)
         .env("LC_ALL", "C")
         .env("TZ", "UTC")
         .env("SOURCE_DATE_EPOCH", "0");
@@ -335,14 +347,17 @@ exec {linker} -flavor gnu "-L$link" "$link/rcrt1.o" "$link/crti.o" "$link/crtbeg
         linker = quoted(&toolchain.linker()?),
     );
     let tools = target.join("tools");
-    let path = tools.join(LINKER);
-    if std::fs::read_to_string(&path).is_ok_and(|found| found == script) {
-        return Ok(tools);
-    }
-    store::write_whole(&path, script.as_bytes())?;
-    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs_err::set_permissions(&path, executable).map_err(store::io_error("make executable", &path))?;
+    write_script(&tools.join(LINKER), &script)?;
+    write_script(&tools.join(C_COMPILER), NO_C)?;
     Ok(tools)
+}
+
+fn write_script(path: &Path, script: &str) -> Result<(), Error> {
+    if !std::fs::read_to_string(path).is_ok_and(|found| found == script) {
+        store::write_whole(path, script.as_bytes())?;
+    }
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    Ok(fs_err::set_permissions(path, executable).map_err(store::io_error("make executable", path))?)
 }
 
 /// One line of cargo's messages, as far as it matters here.

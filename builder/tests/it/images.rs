@@ -156,6 +156,10 @@ fn another_checkout_user_and_environment_give_the_same_digest() {
             std::os::unix::fs::symlink(cargo_home.join(name), new_home.join(name)).unwrap();
         }
     }
+    if !new_home.join("config.toml").exists() {
+        let config = "[build]\nrustc-wrapper = \"/bin/false\"\n[target.x86_64-unknown-linux-gnu]\nlinker = \"cc\"\nrustflags = [\"--cfg\", \"other\"]\n";
+        std::fs::write(new_home.join("config.toml"), config).unwrap();
+    }
     // Another umask, given to cargo by a wrapper: this process's own would be every test's.
     let tools = folder.path().join("tools");
     std::fs::create_dir(&tools).unwrap();
@@ -341,6 +345,16 @@ fn a_program_that_does_not_compile_shows_what_the_compiler_said() {
     std::fs::write(folder.path().join("checkout/src/main.rs"), "fn main() { nonsense }").unwrap();
     let error = build(&manifest, &settings(folder.path().join("cache")), &quiet).unwrap_err();
     assert!(error.to_string().contains("cannot find value `nonsense`"), "{error}");
+}
+
+#[test]
+fn c_code_is_refused_because_hosts_compile_it_differently() {
+    let folder = TempDir::new().unwrap();
+    let manifest = workspace(&folder.path().join("checkout"));
+    let script = "fn main() { let cc = std::env::var(\"CC\").unwrap(); assert!(std::process::Command::new(cc).status().unwrap().success()); }";
+    std::fs::write(folder.path().join("checkout/build.rs"), script).unwrap();
+    let error = build(&manifest, &settings(folder.path().join("cache")), &quiet).unwrap_err();
+    assert!(error.to_string().contains("must not hold C code"), "{error}");
 }
 
 /// Runs a tool of this machine; none where it is missing, which is a failure where everything has to be there.
