@@ -1,7 +1,8 @@
 //! Times whole training steps (forward, backward, clip, AdamW), alone or against PyTorch.
 //!
 //! `step run CONFIG SECONDS` prints one line of JSON; `step compare PYTHON` runs it and `step_pytorch.py` beside this
-//! file in turns, each in its own process, and prints a table. Batches are random tokens; two steps warm up.
+//! file in turns, each in its own process, and prints a table. Two steps warm up; the rate is that of the median step,
+//! so that what else the machine does for a moment does not count.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
 
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use trainyard_trainer::optim::{AdamW, AdamWConfig, clip_scale};
 const THREADS: usize = 2;
 /// Turns of a comparison, and seconds measured in each.
 const TURNS: usize = 5;
-const SECONDS: u64 = 8;
+const SECONDS: u64 = 4;
 
 /// Layers, heads, channels, tokens of a sequence, vocabulary, sequences.
 const CONFIGS: [(&str, [usize; 6]); 3] = [
@@ -75,12 +76,14 @@ fn run(config: &str, seconds: Duration) -> Result<(), Box<dyn Error>> {
     };
     train()?;
     train()?;
-    let (start, mut steps, mut loss) = (Instant::now(), 0, 0.0);
-    while start.elapsed() < seconds {
+    let (start, mut loss, mut durations) = (Instant::now(), 0.0, Vec::new());
+    while start.elapsed() < seconds || durations.len() < 3 {
+        let start = Instant::now();
         loss = train()?;
-        steps += 1;
+        durations.push(start.elapsed().as_secs_f64());
     }
-    let rate = (steps * count) as f64 / start.elapsed().as_secs_f64();
+    durations.sort_by(f64::total_cmp);
+    let rate = count as f64 / durations[durations.len() / 2];
     println!("{{\"tokens_per_second\":{rate:.1},\"peak_bytes\":{},\"loss\":{loss:.4}}}", peak()?);
     Ok(())
 }

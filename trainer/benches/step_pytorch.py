@@ -74,10 +74,11 @@ def train():
 
 train()
 train()
-start, steps = time.perf_counter(), 0
-while time.perf_counter() - start < seconds:
+start, durations = time.perf_counter(), []
+while time.perf_counter() - start < seconds or len(durations) < 3:
+    step_start = time.perf_counter()
     loss = train()
-    steps += 1
-rate = steps * count / (time.perf_counter() - start)
+    durations.append(time.perf_counter() - step_start)
+rate = count / sorted(durations)[len(durations) // 2]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"tokens_per_second": rate, "peak_bytes": peak, "loss": loss}))
