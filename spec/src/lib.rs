@@ -1,7 +1,7 @@
 //! Every type that crosses a crate, a disk or a wire.
 //!
 //! Responsible for the shape and the validation of manifests, locks, jobs, plans, events and the node protocol, and
-//! for the two tables users program against: environment variables ([`env`]) and exit codes ([`exit`]).
+//! for the two tables users program against: environment variables ([`mod@env`]) and exit codes ([`exit`]).
 //!
 //! Deliberately left out: I/O, clocks, randomness and async. Functions here take text and return values.
 //!

@@ -56,7 +56,7 @@ pub(crate) fn bless(root: &Path) -> anyhow::Result<()> {
 fn docs(root: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("cargo");
     command
-        .args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked", "--quiet"])
         .env("RUSTDOCFLAGS", "-D warnings");
     status(root, &mut command)
 }
