@@ -3,6 +3,7 @@
 //! Deliberately left out: anything a user of Trainyard needs.
 #![expect(clippy::print_stdout, reason = "a program for developers, whose output is its job")]
 
+mod bench;
 mod dependencies;
 mod readme;
 mod schemas;
@@ -23,6 +24,8 @@ enum Xtask {
         /// The check's name
         name: String,
     },
+    /// Measure an unchanged build and a launch until its first step
+    Bench,
     /// Renew what is generated: JSON Schemas, snapshots and golden digests; review the difference before committing
     Bless,
 }
@@ -32,6 +35,7 @@ fn main() -> anyhow::Result<()> {
     match Xtask::parse() {
         Xtask::Ci => steps::all(&root),
         Xtask::Check { name } => steps::one(&root, &name),
+        Xtask::Bench => bench::run(&root),
         Xtask::Bless => steps::bless(&root),
     }
 }
