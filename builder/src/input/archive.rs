@@ -4,6 +4,7 @@
 //! or a link that leads out of it, with two entries of one path, with a device, or with more in it than the limits
 //! allow, is refused whole.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -12,11 +13,19 @@ use std::path::{Component, Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
+/// Most bytes of what a tar archive says about one entry: long names and extended headers are read into memory.
+const DESCRIPTION_LIMIT: u64 = 1 << 20;
+
+/// Most memory to unpack xz with, in KiB. Its highest preset needs a quarter of it.
+pub(crate) const XZ_MEMORY_KIB: u32 = 256 << 10;
+
 /// What an archive may hold at most.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Entries.
     pub entries: usize,
+    /// Bytes of one file, unpacked.
+    pub file_bytes: u64,
     /// Bytes of everything in it, unpacked.
     pub bytes: u64,
 }
@@ -24,7 +33,7 @@ pub struct Limits {
 impl Default for Limits {
     /// More than any package in use has.
     fn default() -> Self {
-        Self { entries: 1_000_000, bytes: 16 << 30 }
+        Self { entries: 1_000_000, file_bytes: 8 << 30, bytes: 16 << 30 }
     }
 }
 
@@ -43,10 +52,12 @@ pub enum Kind {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It is damaged, or of another kind.
-    #[error("{archive} cannot be read: {source}", archive = .archive.display())]
+    #[error("{archive} cannot be read{at}: {source}", archive = .archive.display(), at = At(.at.as_deref()))]
     Unreadable {
         /// The archive.
         archive: PathBuf,
+        /// The last entry that was reached.
+        at: Option<String>,
         /// What went wrong.
         source: io::Error,
     },
@@ -80,6 +91,15 @@ pub enum Error {
     },
 }
 
+/// Shows the last entry that was reached, if any was.
+struct At<'a>(Option<&'a str>);
+
+impl std::fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.map_or(Ok(()), |at| write!(f, " at {at:?}"))
+    }
+}
+
 /// Is given each file's clean relative path and body.
 pub type Visit<'a> = &'a mut dyn FnMut(&str, &mut dyn Read) -> io::Result<()>;
 
@@ -88,9 +108,16 @@ pub type Visit<'a> = &'a mut dyn FnMut(&str, &mut dyn Read) -> io::Result<()>;
 /// # Errors
 /// When the archive is unreadable, hostile or over the limits, or `visit` fails.
 pub fn visit(path: &Path, kind: Kind, limits: Limits, visit: Visit<'_>) -> Result<(), Error> {
-    let unreadable = |source| Error::Unreadable { archive: path.to_owned(), source };
-    let file = BufReader::with_capacity(1 << 16, File::open(path).map_err(unreadable)?);
-    let mut reading = Reading { archive: path, limits, paths: BTreeSet::new(), entries: 0, visit };
+    let file = File::open(path).map_err(|source| Error::Unreadable {
+        archive: path.to_owned(),
+        at: None,
+        source,
+    })?;
+    let file = BufReader::with_capacity(1 << 16, file);
+    let left =
+        Left { all: Cell::new(limits.bytes), part: Cell::new(0), part_is: Cell::new(Spent::Description) };
+    let mut reading =
+        Reading { archive: path, limits, left: &left, paths: BTreeSet::new(), entries: 0, at: None, visit };
     match kind {
         Kind::TarGz => reading.tar(&mut MultiGzDecoder::new(file), false),
         Kind::Zip => reading.zip(file),
@@ -101,18 +128,27 @@ pub fn visit(path: &Path, kind: Kind, limits: Limits, visit: Visit<'_>) -> Resul
 struct Reading<'a> {
     archive: &'a Path,
     limits: Limits,
+    left: &'a Left,
     paths: BTreeSet<String>,
     entries: usize,
+    at: Option<String>,
     visit: Visit<'a>,
 }
 
 impl Reading<'_> {
     fn unreadable(&self, source: io::Error) -> Error {
         // The budget's reader has no other way to say that it has run out.
-        if source.get_ref().is_some_and(|inner| inner.is::<Spent>()) {
-            return self.too_much(format!("{} bytes", self.limits.bytes));
+        match source.get_ref().and_then(|inner| inner.downcast_ref::<Spent>()) {
+            Some(Spent::All) => self.too_much(format!("{} bytes", self.limits.bytes)),
+            Some(Spent::Description) => {
+                self.too_much(format!("{DESCRIPTION_LIMIT} bytes to describe one entry"))
+            }
+            Some(Spent::File) => {
+                let at = self.at.as_deref().unwrap_or_default();
+                self.too_much(format!("{} bytes in {at:?}", self.limits.file_bytes))
+            }
+            None => Error::Unreadable { archive: self.archive.to_owned(), at: self.at.clone(), source },
         }
-        Error::Unreadable { archive: self.archive.to_owned(), source }
     }
 
     fn too_much(&self, limit: String) -> Error {
@@ -134,13 +170,17 @@ impl Reading<'_> {
         if !is_folder && !self.paths.insert(clean.clone()) {
             return Err(self.hostile(path, "twice"));
         }
+        self.at = Some(clean.clone());
         Ok(clean)
     }
 
     fn give(&mut self, path: &str, body: &mut dyn Read) -> Result<(), Error> {
+        self.left.begin(Spent::File, self.limits.file_bytes);
         let mut watched = Watched { inner: body, failed: false };
-        match (self.visit)(path, &mut watched) {
-            Ok(()) => Ok(()),
+        let visited = (self.visit)(path, &mut watched);
+        match visited {
+            // A visitor need not read to the end, but what it skips has to be whole too.
+            Ok(()) => io::copy(body, &mut io::sink()).map(drop).map_err(|error| self.unreadable(error)),
             Err(source) if watched.failed => Err(self.unreadable(source)),
             Err(source) => {
                 Err(Error::Visit { archive: self.archive.to_owned(), path: path.to_owned(), source })
@@ -150,8 +190,12 @@ impl Reading<'_> {
 
     /// `absolute_links`: whether a link's absolute target is one inside the archive, as it is in Debian packages.
     fn tar(&mut self, tar: &mut dyn Read, absolute_links: bool) -> Result<(), Error> {
-        let mut archive = tar::Archive::new(Budget { inner: tar, left: self.limits.bytes });
-        for entry in archive.entries().map_err(|error| self.unreadable(error))? {
+        let left = self.left;
+        let mut archive = tar::Archive::new(Budget { inner: tar, left });
+        let mut entries = archive.entries().map_err(|error| self.unreadable(error))?;
+        loop {
+            left.begin(Spent::Description, DESCRIPTION_LIMIT);
+            let Some(entry) = entries.next() else { break };
             let mut entry = entry.map_err(|error| self.unreadable(error))?;
             let kind = entry.header().entry_type();
             let raw = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
@@ -179,6 +223,9 @@ impl Reading<'_> {
                 _ => return Err(self.hostile(&raw, "which is neither a folder nor a file nor a link")),
             }
         }
+        // Checksums come last, behind the end of the tar archive.
+        left.begin(Spent::File, self.limits.file_bytes);
+        io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(|error| self.unreadable(error))?;
         Ok(())
     }
 
@@ -186,9 +233,8 @@ impl Reading<'_> {
         let broken = |error: zip::result::ZipError| io::Error::new(io::ErrorKind::InvalidData, error);
         let mut archive = zip::ZipArchive::new(file).map_err(|error| self.unreadable(broken(error)))?;
         if archive.has_duplicate_names() {
-            return Err(self.hostile("", "entries that share a path"));
+            return Err(self.hostile("*", "a path that it has twice"));
         }
-        let mut left = self.limits.bytes;
         for index in 0..archive.len() {
             let mut entry = archive.by_index(index).map_err(|error| self.unreadable(broken(error)))?;
             let raw = String::from_utf8_lossy(entry.name_raw()).into_owned();
@@ -205,50 +251,79 @@ impl Reading<'_> {
                 }
                 continue;
             }
-            let mut body = Budget { inner: &mut entry, left };
+            let mut body = Budget { inner: &mut entry, left: self.left };
             self.give(&path, &mut body)?;
-            // A visitor need not read to the end, but what it skips has to be whole too.
-            io::copy(&mut body, &mut io::sink()).map_err(|error| self.unreadable(error))?;
-            left = body.left;
         }
         Ok(())
     }
 
-    fn deb(&mut self, file: BufReader<File>) -> Result<(), Error> {
+    /// A package is an ar archive of the plainest form, with every member's name whole in its header (deb(5)). Readers
+    /// of all forms of ar take offsets and sizes of tables from the archive, which this one therefore has no use for.
+    fn deb(&mut self, mut file: BufReader<File>) -> Result<(), Error> {
         let invalid = |message: &str| io::Error::new(io::ErrorKind::InvalidData, message.to_owned());
-        let mut archive = ar::Archive::new(file);
-        let mut first = true;
-        while let Some(member) = archive.next_entry() {
-            let mut member = member.map_err(|error| self.unreadable(error))?;
-            let name = String::from_utf8_lossy(member.header().identifier()).trim_end_matches('/').to_owned();
-            if first {
-                first = false;
-                let mut version = String::new();
-                let read = Read::by_ref(&mut member).take(16).read_to_string(&mut version);
+        let mut magic = [0; 8];
+        file.read_exact(&mut magic).map_err(|error| self.unreadable(error))?;
+        if magic != *b"!<arch>\n" {
+            return Err(self.unreadable(invalid("it is no Debian package")));
+        }
+        let mut is_first = true;
+        loop {
+            let mut header = [0; 60];
+            match file.read_exact(&mut header) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(self.unreadable(invalid("it holds no data.tar")));
+                }
+                Err(error) => return Err(self.unreadable(error)),
+            }
+            let field = |range| std::str::from_utf8(&header[range]).unwrap_or("").trim_end();
+            let name = field(0..16).trim_end_matches('/').to_owned();
+            let size: u64 = field(48..58)
+                .parse()
+                .map_err(|_| self.unreadable(invalid("the size of a member is no number")))?;
+            let mut member = file.by_ref().take(size);
+            if is_first {
+                is_first = false;
+                let mut version = Vec::new();
+                let read = Read::by_ref(&mut member).take(16).read_to_end(&mut version);
                 read.map_err(|error| self.unreadable(error))?;
-                if name != "debian-binary" || !version.starts_with("2.") {
+                if name != "debian-binary" || !version.starts_with(b"2.") {
                     return Err(self.unreadable(invalid("it is no Debian package of format 2")));
                 }
-                continue;
             }
-            match name.as_str() {
-                "data.tar" => return self.tar(&mut member, true),
-                "data.tar.gz" => return self.tar(&mut MultiGzDecoder::new(member), true),
-                "data.tar.xz" => return self.tar(&mut lzma_rust2::XzReader::new(member, true), true),
-                "data.tar.zst" => {
-                    let mut unpacked = ruzstd::decoding::StreamingDecoder::new(member)
-                        .map_err(|error| self.unreadable(io::Error::other(error.to_string())))?;
-                    return self.tar(&mut unpacked, true);
-                }
-                other if other.starts_with("data.tar") => {
-                    return Err(
-                        self.unreadable(invalid("its files are packed in a way that is not known here"))
-                    );
-                }
-                _ => {}
+            if name.starts_with("data.tar") {
+                self.data(&name, &mut member)?;
+                return match member.limit() {
+                    0 => Ok(()),
+                    _ => Err(self.unreadable(invalid("its data.tar is shorter or longer than it says"))),
+                };
+            }
+            // Members start at even offsets.
+            let skipped = member.limit() + size % 2;
+            io::copy(&mut file.by_ref().take(skipped), &mut io::sink())
+                .map_err(|error| self.unreadable(error))?;
+        }
+    }
+
+    /// The files of a package, packed as the member's name says.
+    fn data(&mut self, name: &str, member: &mut dyn Read) -> Result<(), Error> {
+        match name {
+            "data.tar" => self.tar(member, true),
+            "data.tar.gz" => self.tar(&mut MultiGzDecoder::new(member), true),
+            "data.tar.xz" => {
+                self.tar(&mut lzma_rust2::XzReader::new_mem_limit(member, true, XZ_MEMORY_KIB), true)
+            }
+            "data.tar.zst" => {
+                // It bounds its window by itself.
+                let mut unpacked = ruzstd::decoding::StreamingDecoder::new(member)
+                    .map_err(|error| self.unreadable(io::Error::other(error.to_string())))?;
+                self.tar(&mut unpacked, true)
+            }
+            _ => {
+                let source = io::Error::other("its files are packed in a way that is not known here");
+                Err(self.unreadable(source))
             }
         }
-        Err(self.unreadable(invalid("it holds no data.tar")))
     }
 }
 
@@ -287,21 +362,42 @@ fn stays_inside(path: &str, target: &str, absolute_links: bool) -> bool {
     true
 }
 
-/// A budget has been spent.
-#[derive(Debug, thiserror::Error)]
+/// Which budget has been spent.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("there is more in it than the limit allows")]
-struct Spent;
-
-/// Fails once more than a number of bytes have been read.
-struct Budget<R> {
-    inner: R,
-    left: u64,
+enum Spent {
+    All,
+    File,
+    Description,
 }
 
-impl<R: Read> Read for Budget<R> {
+/// Bytes that may still be read: of the whole archive, and of the part of it that is being read.
+struct Left {
+    all: Cell<u64>,
+    part: Cell<u64>,
+    part_is: Cell<Spent>,
+}
+
+impl Left {
+    fn begin(&self, part: Spent, bytes: u64) {
+        self.part_is.set(part);
+        self.part.set(bytes);
+    }
+}
+
+/// Fails once more has been read than is left.
+struct Budget<'a, R> {
+    inner: R,
+    left: &'a Left,
+}
+
+impl<R: Read> Read for Budget<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
-        self.left = self.left.checked_sub(read as u64).ok_or_else(|| io::Error::other(Spent))?;
+        for (left, spent) in [(&self.left.part, self.left.part_is.get()), (&self.left.all, Spent::All)] {
+            let rest = left.get().checked_sub(read as u64).ok_or_else(|| io::Error::other(spent))?;
+            left.set(rest);
+        }
         Ok(read)
     }
 }

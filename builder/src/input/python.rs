@@ -102,6 +102,7 @@ pub(crate) fn kind(file: &LockedFile) -> Result<Kind, archive::Error> {
         name if name.ends_with(".whl") || name.ends_with(".zip") => Ok(Kind::Zip),
         name => Err(archive::Error::Unreadable {
             archive: PathBuf::from(name),
+            at: None,
             source: std::io::Error::new(
                 std::io::ErrorKind::Unsupported,
                 "a distribution of a Python package is a .tar.gz or a .whl",

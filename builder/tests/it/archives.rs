@@ -137,17 +137,40 @@ fn hostile_archives_are_refused_whole() {
         // A package's absolute links are links within the image.
         assert_eq!(in_deb.is_ok(), is_absolute_link, "{entries:?}");
     }
+    for (problem, bytes) in [
+        ("twice", repeated_in_zip()),
+        ("a link that leads out", {
+            let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+            zip.add_symlink("a", "../b", zip::write::SimpleFileOptions::default()).unwrap();
+            zip.finish().unwrap().into_inner()
+        }),
+    ] {
+        let error = read(&bytes, Kind::Zip, Limits::default()).unwrap_err();
+        assert!(matches!(error, Error::Hostile { .. }), "{error:?}");
+        assert!(error.to_string().contains(problem), "{error}");
+    }
     for entries in [&[("../a", b"x".as_slice())][..], &[("/a", b"x")], &[("a/../../b", b"x")]] {
         let error = read(&zip(entries), Kind::Zip, Limits::default()).unwrap_err();
         assert!(matches!(error, Error::Hostile { .. }), "{entries:?}: {error:?}");
     }
 }
 
+/// A zip archive with two entries of one name, which no honest tool writes.
+fn repeated_in_zip() -> Vec<u8> {
+    let mut bytes = zip(&[("same", b"1"), ("sama", b"2")]);
+    for at in 0..bytes.len() - 4 {
+        if &bytes[at..at + 4] == b"sama" {
+            bytes[at + 3] = b'e';
+        }
+    }
+    bytes
+}
+
 #[test]
 fn bombs_stop_at_the_limit() {
     let zeros = vec![0; 4 << 20];
     let bomb = tar(&[("a", EntryType::Regular, "", &zeros)]);
-    let limits = Limits { entries: 10, bytes: 1 << 20 };
+    let limits = Limits { entries: 10, file_bytes: 1 << 19, bytes: 1 << 20 };
     for (kind, bytes) in [
         (Kind::TarGz, gzip(&bomb)),
         (Kind::Zip, zip(&[("a", &zeros)])),
@@ -157,6 +180,24 @@ fn bombs_stop_at_the_limit() {
         let error = read(&bytes, kind, limits).unwrap_err();
         assert!(matches!(error, Error::TooMuch { .. }), "{kind:?}: {error:?}");
     }
+    // Four files, each of which may be that large, are too much together; one that is too large alone is named.
+    let small = vec![0; 300 << 10];
+    let names = ["a", "b", "c", "d"];
+    let four: Vec<_> = names.iter().map(|name| (*name, small.as_slice())).collect();
+    let in_tar: Vec<_> = four.iter().map(|(name, body)| (*name, EntryType::Regular, "", *body)).collect();
+    for (kind, bytes) in [(Kind::TarGz, gzip(&tar(&in_tar))), (Kind::Zip, zip(&four))] {
+        let said = read(&bytes, kind, limits).unwrap_err().to_string();
+        assert!(said.contains("more than 1048576 bytes"), "{kind:?}: {said}");
+    }
+    let said = read(&gzip(&bomb), Kind::TarGz, limits).unwrap_err().to_string();
+    assert!(said.contains("more than 524288 bytes in \"a\""), "{said}");
+
+    // A name that would be read into memory whole.
+    let long = tar(&[("././@LongLink", EntryType::GNULongName, "", &vec![b'x'; 4 << 20])]);
+    let generous = Limits { entries: 10, file_bytes: 1 << 30, bytes: 1 << 30 };
+    let said = read(&gzip(&long), Kind::TarGz, generous).unwrap_err().to_string();
+    assert!(said.contains("more than 1048576 bytes to describe one entry"), "{said}");
+
     let names: Vec<String> = (0..11).map(|n| n.to_string()).collect();
     let many: Vec<_> =
         names.iter().map(|name| (name.as_str(), EntryType::Regular, "", b"".as_slice())).collect();
@@ -164,19 +205,57 @@ fn bombs_stop_at_the_limit() {
     assert!(error.to_string().contains("more than 10 entries"), "{error}");
 }
 
+/// `x` ten times, in xz with a window of 4 GiB.
+const XZ_OF_HUGE_WINDOW: &[u8] = b"\xfd\x37\x7a\x58\x5a\x00\x00\x04\xe6\xd6\xb4\x46\x02\x00\x21\x01\x28\x00\x00\x00\xe6\xa0\x11\xb3\
+    \xe0\x00\x09\x00\x06\x5d\x00\x3c\x6b\x7c\x00\x00\x00\x00\x00\x00\x98\x4f\xb5\x4d\x7d\x98\xfd\xf4\x00\x01\x22\x0a\x15\x1a\xe1\x67\
+    \x1f\xb6\xf3\x7d\x01\x00\x00\x00\x00\x04\x59\x5a";
+/// Nothing, in zstd with a window of 2 TiB.
+const ZSTD_OF_HUGE_WINDOW: &[u8] = b"\x28\xb5\x2f\xfd\x00\xf8\x01\x00\x00";
+
+/// An ar archive of one member with this name and size in its header.
+fn member(name: &str, size: &str) -> Vec<u8> {
+    format!("!<arch>\n{name:<16}{:<12}{:<6}{:<6}{:<8}{size:<10}`\n", 0, 0, 0, 100644).into_bytes()
+}
+
 #[test]
 fn damaged_archives_are_unreadable() {
-    let good = gzip(&tar(&[("a", EntryType::Regular, "", &[7; 3000])]));
-    let zipped = zip(&[("a", &[7; 3000])]);
+    // Noise, so that the archive is long and one flipped bit leaves it readable but for its checksum.
+    let noise: Vec<u8> = (0..3000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
+    let good = gzip(&tar(&[("dir/name", EntryType::Regular, "", &noise)]));
+    let zipped = zip(&[("dir/name", &noise)]);
+    let flipped = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        bytes
+    };
+    for (kind, bytes) in [
+        (Kind::TarGz, flipped(&good)),
+        (Kind::TarGz, good[..good.len() / 2].to_vec()),
+        (Kind::Zip, flipped(&zipped)),
+        (Kind::Deb, deb("data.tar.gz", &good[..good.len() / 2])),
+    ] {
+        let error = read(&bytes, kind, Limits::default()).unwrap_err();
+        assert!(matches!(error, Error::Unreadable { .. }), "{kind:?}: {error:?}");
+        assert!(error.to_string().contains("dir/name"), "an entry is named: {error}");
+    }
     for (kind, bytes) in [
         (Kind::TarGz, b"no archive".to_vec()),
-        (Kind::TarGz, good[..good.len() / 2].to_vec()),
         (Kind::Zip, zipped[..zipped.len() - 10].to_vec()),
         (Kind::Deb, b"no archive".to_vec()),
         (Kind::Deb, ar(&[("debian-binary", b"3.0\n"), ("data.tar", b"")])),
         (Kind::Deb, ar(&[("data.tar", &tar(&[]))])),
         (Kind::Deb, ar(&[("debian-binary", b"2.0\n")])),
         (Kind::Deb, deb("data.tar.lz9", b"")),
+        // Headers that point outside, or claim more than there is or than memory has.
+        (Kind::Deb, member("/999", "4")),
+        (Kind::Deb, member("//", "9999999999")),
+        (Kind::Deb, member("#1/9999999999", "9999999999")),
+        (Kind::Deb, member("debian-binary", "-1")),
+        (Kind::Deb, member("debian-binary", "9999999999")),
+        (Kind::Deb, [ar(&[("debian-binary", b"2.0\n")]), member("data.tar", "99")[8..].to_vec()].concat()),
+        (Kind::Deb, deb("data.tar.xz", XZ_OF_HUGE_WINDOW)),
+        (Kind::Deb, deb("data.tar.zst", ZSTD_OF_HUGE_WINDOW)),
     ] {
         let error = read(&bytes, kind, Limits::default()).unwrap_err();
         assert!(matches!(error, Error::Unreadable { .. }), "{kind:?}: {error:?}");
