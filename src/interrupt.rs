@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process, set_child_subreaper};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -13,6 +14,9 @@ use signal_hook::iterator::{Handle, Signals};
 use trainyard_spec::Exit;
 
 use crate::failure::Failure;
+
+/// Whether this process is being ended: what fails from then on fails because of that.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Ends this process and all that it started when it is told to, until dropped.
 pub(crate) struct Interrupt {
@@ -30,11 +34,19 @@ impl Interrupt {
         let handle = signals.handle();
         std::thread::spawn(move || {
             if signals.forever().next().is_some() {
+                ENDING.store(true, Ordering::SeqCst);
                 kill_descendants();
                 process::exit(Exit::Interrupted.code().into());
             }
         });
         Ok(Self { handle })
+    }
+}
+
+/// Waits for the end where it has begun.
+pub(crate) fn end_if_ending() {
+    while ENDING.load(Ordering::SeqCst) {
+        std::thread::park();
     }
 }
 

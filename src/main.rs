@@ -12,7 +12,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match commands::run(cli::Cli::parse()) {
+    let result = commands::run(cli::Cli::parse());
+    interrupt::end_if_ending();
+    match result {
         Ok(exit) => exit.into(),
         Err(failure) => failure.report().into(),
     }

@@ -51,13 +51,18 @@ impl Reporter {
             }
             queue.bytes += line.len();
         }
+        // Told where it happened: before what comes next.
+        match std::mem::take(&mut queue.lost) {
+            0 => {}
+            lines => queue.events.push_back(NodeEvent::OutputLost { lines }),
+        }
         queue.events.push_back(event);
         self.0.changed.notify_all();
     }
 
     /// Waits until everything is written, but no longer than `patience`.
     pub(crate) fn finish(&self, patience: Duration) {
-        let unwritten = |queue: &mut Queue| !queue.events.is_empty() || queue.lost > 0 || queue.writing;
+        let unwritten = |queue: &mut Queue| !queue.events.is_empty() || queue.writing;
         // Whether or not all was written, the agent ends now.
         drop(self.0.changed.wait_timeout_while(self.queue(), patience, unwritten));
     }
@@ -69,16 +74,12 @@ impl Reporter {
             let mut queue = self.queue();
             queue.writing = false;
             self.0.changed.notify_all();
-            while queue.events.is_empty() && queue.lost == 0 {
+            while queue.events.is_empty() {
                 queue = self.0.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
-            let mut events = std::mem::take(&mut queue.events);
+            let events = std::mem::take(&mut queue.events);
             queue.bytes = 0;
             queue.writing = true;
-            match std::mem::take(&mut queue.lost) {
-                0 => {}
-                lines => events.push_back(NodeEvent::OutputLost { lines }),
-            }
             drop(queue);
             for event in events {
                 serde_json::to_writer(&mut text, &event).expect("events have text keys alone");

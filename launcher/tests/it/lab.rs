@@ -207,6 +207,9 @@ pub(crate) fn image() -> Image {
 
 fn build_image() -> Image {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    // Each test may be a process of its own.
+    let only_one = fs::File::create(folder.join("image.lock")).unwrap();
+    only_one.lock().unwrap();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
     let target = folder.join("agent");
     let triple = "x86_64-unknown-linux-gnu";

@@ -77,7 +77,7 @@ fn what_cannot_be_planned() {
     type Change = fn(&mut Launch);
     let cases: [(Change, &str); 4] = [
         (|launch| launch.nodes = 0, "needed is at least 1"),
-        (|launch| launch.nodes = u32::MAX, "ranks at most"),
+        (|launch| launch.nodes = u32::MAX, "ask for fewer nodes, --nodes 14000"),
         (|launch| launch.run_dir = PathBuf::from("jobs"), "not absolute"),
         (|launch| launch.data_dir = PathBuf::from(OsStr::from_bytes(b"/d\xff")), "not valid UTF-8"),
     ];
