@@ -22,8 +22,8 @@ use crate::store::{self, Store};
 
 /// Names how texts are joined. Part of what a corpus is remembered by.
 const FORMAT: &str = "texts in order of input and path, each ending with a line feed; 1";
-/// Most bytes of one text, which is held in memory to be checked.
-const LARGEST_TEXT: u64 = 1 << 30;
+/// Most bytes of all texts, which are held in memory to be put in order.
+const MOST_TEXT: u64 = 4 << 30;
 
 /// A text to train on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,6 +191,7 @@ impl Make<'_> {
         }
         let include = self.globs(&self.manifest.include)?;
         let mut texts = Vec::new();
+        let mut left = MOST_TEXT;
         for (name, package, file) in files {
             let path = python::get(package, file, self.store, self.settings, self.progress)?;
             (self.progress)(Event::Unpacking { file: file.name.clone() });
@@ -198,7 +199,11 @@ impl Make<'_> {
             archive::visit(&path, kind, Limits::default(), &mut |inside, body| {
                 if include.is_match(inside) {
                     let mut bytes = Vec::new();
-                    body.take(LARGEST_TEXT).read_to_end(&mut bytes)?;
+                    let read = body.take(left + 1).read_to_end(&mut bytes)?;
+                    left = left.checked_sub(read as u64).ok_or_else(|| {
+                        let message = format!("a corpus has at most {MOST_TEXT} bytes of text");
+                        io::Error::new(io::ErrorKind::FileTooLarge, message)
+                    })?;
                     texts.push((format!("{name}: {inside}"), bytes));
                 }
                 Ok(())
@@ -219,8 +224,13 @@ impl Make<'_> {
         for pattern in &self.manifest.fallback {
             let (fixed, rest) = split(pattern);
             let root = folder.join(fixed);
-            let globs = self.globs(&[rest])?;
-            for entry in walkdir::WalkDir::new(&root).follow_links(false) {
+            let globs = self.globs(&[&rest])?;
+            if !root.exists() {
+                continue;
+            }
+            // Folders that no match can lie in are not looked into: a project's own hold what compilers write.
+            let depth = if rest.contains("**") { usize::MAX } else { Path::new(&rest).components().count() };
+            for entry in walkdir::WalkDir::new(&root).follow_links(false).max_depth(depth) {
                 let entry =
                     entry.map_err(|error| Error::Read { path: root.clone(), source: error.into() })?;
                 let inside = entry.path().strip_prefix(&root).unwrap_or(entry.path());

@@ -200,13 +200,15 @@ impl Error {
     fn may_pass(&self) -> bool {
         match self {
             Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
-            Self::Transport { source, .. } => matches!(
-                **source,
+            Self::Transport { source, .. } => match **source {
+                // A firewall that swallows packets will do so again, at the same length.
+                ureq::Error::Timeout(ureq::Timeout::Connect) => false,
                 ureq::Error::Io(_)
-                    | ureq::Error::Timeout(_)
-                    | ureq::Error::ConnectionFailed
-                    | ureq::Error::Protocol(_)
-            ),
+                | ureq::Error::Timeout(_)
+                | ureq::Error::ConnectionFailed
+                | ureq::Error::Protocol(_) => true,
+                _ => false,
+            },
             Self::Body { .. } => true,
             Self::TooLarge { .. } | Self::Sink { .. } => false,
         }
@@ -278,8 +280,8 @@ impl Client {
                 .and_then(|value| value.to_str().ok())
                 .map(|value| value.split(';').next().unwrap_or("").trim().to_ascii_lowercase())
                 .unwrap_or_default();
-            let reached = Url::parse(&response.get_uri().to_string())
-                .map_or_else(|_| endpoint.clone(), |url| Endpoint { url, ..endpoint.clone() });
+            let reached =
+                Url::parse(&response.get_uri().to_string()).map_or_else(|_| endpoint.clone(), Endpoint::new);
             let mut body = Vec::new();
             let mut reader = response.body_mut().as_reader().take(limit + 1);
             reader.read_to_end(&mut body).map_err(|source| Error::Body {
@@ -292,9 +294,9 @@ impl Client {
             }
             Ok(Page {
                 endpoint: if reached.url.origin() == endpoint.url.origin() {
-                    reached
+                    Endpoint { authorization: endpoint.authorization.clone(), ..reached }
                 } else {
-                    Endpoint { authorization: None, ..reached }
+                    reached
                 },
                 media_type,
                 body,

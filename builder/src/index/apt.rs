@@ -12,6 +12,7 @@ use url::Url;
 
 use super::Error;
 use crate::http::{Client, Endpoint};
+use crate::input::archive::XZ_MEMORY_KIB;
 use crate::progress::Progress;
 
 /// Most bytes of a package list, packed and unpacked.
@@ -26,6 +27,8 @@ pub struct AptSource {
     pub suites: Vec<String>,
     /// Components, such as `main`.
     pub components: Vec<String>,
+    /// Architectures that it is asked for; empty for all.
+    pub architectures: Vec<String>,
 }
 
 /// A binary package in a package list.
@@ -69,11 +72,16 @@ pub fn parse_list(text: &str) -> Vec<AptSource> {
     let read = |line: &str| {
         let line = line.split('#').next()?.trim();
         let mut rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
+        let mut architectures = Vec::new();
         if let Some(options) = rest.strip_prefix('[') {
-            rest = options.split_once(']')?.1;
+            let (options, after) = options.split_once(']')?;
+            rest = after;
+            let named = options.split_whitespace().filter_map(|option| option.strip_prefix("arch="));
+            architectures = named.flat_map(|value| value.split(',')).map(str::to_owned).collect();
         }
         let mut words = rest.split_whitespace();
-        source(words.next()?, vec![words.next()?.to_owned()], words.map(str::to_owned).collect())
+        let (uri, suite) = (words.next()?, words.next()?.to_owned());
+        source(uri, vec![suite], words.map(str::to_owned).collect(), architectures)
     };
     text.lines().filter_map(read).collect()
 }
@@ -87,17 +95,28 @@ pub fn parse_sources(text: &str) -> Vec<AptSource> {
             let value = paragraph.get(key).map_or("", String::as_str);
             value.split_whitespace().map(str::to_owned).collect()
         };
-        let disabled = words("enabled").first().is_some_and(|value| value == "no");
+        // What apt takes for no.
+        let disabled = words("enabled").first().is_some_and(|value| {
+            ["no", "false", "without", "off", "disable", "0"].contains(&value.to_lowercase().as_str())
+        });
         if disabled || !words("types").iter().any(|kind| kind == "deb") {
             continue;
         }
-        sources
-            .extend(words("uris").iter().filter_map(|uri| source(uri, words("suites"), words("components"))));
+        let uris = words("uris");
+        sources.extend(
+            uris.iter()
+                .filter_map(|uri| source(uri, words("suites"), words("components"), words("architectures"))),
+        );
     }
     sources
 }
 
-fn source(uri: &str, suites: Vec<String>, components: Vec<String>) -> Option<AptSource> {
+fn source(
+    uri: &str,
+    suites: Vec<String>,
+    components: Vec<String>,
+    architectures: Vec<String>,
+) -> Option<AptSource> {
     let url = Url::parse(uri).ok()?;
     // A suite that ends with a slash is a flat archive: it has no components and no pool.
     let regular = !components.is_empty() && suites.iter().all(|suite| !suite.ends_with('/'));
@@ -105,6 +124,7 @@ fn source(uri: &str, suites: Vec<String>, components: Vec<String>) -> Option<Apt
         root: Endpoint::new(url).folder(),
         suites,
         components,
+        architectures,
     })
 }
 
@@ -122,7 +142,10 @@ pub(crate) fn find(
     }
     let mut best: Option<(Version, Listed)> = None;
     let mut looked = Vec::new();
-    for source in sources {
+    let is_asked = |source: &&AptSource| {
+        source.architectures.is_empty() || source.architectures.iter().any(|one| one == architecture)
+    };
+    for source in sources.iter().filter(is_asked) {
         for suite in &source.suites {
             for component in &source.components {
                 let folder = format!("dists/{suite}/{component}/binary-{architecture}/");
@@ -167,12 +190,13 @@ fn find_in(
         };
         let packed = Cursor::new(page.body);
         let unpacked: Box<dyn Read> = if name.ends_with("xz") {
-            Box::new(lzma_rust2::XzReader::new(packed, true))
+            Box::new(lzma_rust2::XzReader::new_mem_limit(packed, true, XZ_MEMORY_KIB))
         } else {
             Box::new(flate2::read::MultiGzDecoder::new(packed))
         };
         let mut found = Vec::new();
-        for paragraph in Paragraphs::new(BufReader::new(unpacked.take(LIST_LIMIT))) {
+        let mut unpacked = unpacked.take(LIST_LIMIT);
+        for paragraph in Paragraphs::new(BufReader::new(&mut unpacked)) {
             let paragraph = paragraph.map_err(|error| bad(error.to_string()))?;
             let is_it = paragraph.get("package").is_some_and(|name| name == package)
                 && version.is_none_or(|wanted| paragraph.get("version").is_some_and(|it| it == wanted));
@@ -181,6 +205,9 @@ fn find_in(
                     bad(format!("{package} lacks a usable Version, Filename, Size or SHA256"))
                 })?);
             }
+        }
+        if unpacked.limit() == 0 {
+            return Err(bad(format!("the list has more than {LIST_LIMIT} bytes")));
         }
         return Ok(Some(found));
     }

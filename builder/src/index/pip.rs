@@ -1,6 +1,6 @@
 //! pip's configuration: which indexes it would ask.
 //!
-//! Follows pip: files from the least to the most specific, in each the section of the command over `[global]`, and
+//! Follows pip: a command's section over `[global]`, within each the more specific file over the less specific one, and
 //! variables over files. Left out: `trusted-host`, which would let anybody answer in a server's place.
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ impl PythonIndexes {
                 })
                 .collect(),
             no_index: configured.one("no-index").is_some_and(|value| {
-                matches!(value.text.to_lowercase().as_str(), "1" | "true" | "yes" | "on")
+                matches!(value.text.to_lowercase().as_str(), "1" | "true" | "t" | "yes" | "y" | "on")
             }),
         })
     }
@@ -112,7 +112,9 @@ impl Configured {
                 files.push(folder.join("pip/pip.conf"));
             }
             files.push(root.join("etc/pip.conf"));
-            if let Some(home) = variable("HOME").map(PathBuf::from) {
+            // A file of one's own stands in for the user's.
+            let replaced = own_file.as_deref().is_some_and(Path::exists);
+            if let Some(home) = variable("HOME").map(PathBuf::from).filter(|_| !replaced) {
                 files.push(home.join(".pip/pip.conf"));
                 let config = variable("XDG_CONFIG_HOME").map_or_else(|| home.join(".config"), PathBuf::from);
                 files.push(config.join("pip/pip.conf"));
@@ -122,7 +124,7 @@ impl Configured {
             }
             files.extend(own_file);
         }
-        let mut found = Vec::new();
+        let mut parsed = Vec::new();
         for path in files {
             let text = match fs_err::read_to_string(&path) {
                 Ok(text) => text,
@@ -139,7 +141,11 @@ impl Configured {
                 place: path.display().to_string(),
                 message: error.to_string(),
             })?;
-            for section in ["global", "download", "install"] {
+            parsed.push((path, ini));
+        }
+        let mut found = Vec::new();
+        for section in ["global", "install", "download"] {
+            for (path, ini) in &parsed {
                 for (key, text) in ini.section(Some(section)).into_iter().flat_map(|all| all.iter()) {
                     let place = format!("{} [{section}] {key}", path.display());
                     let text = text.trim().to_owned();

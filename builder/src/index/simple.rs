@@ -2,14 +2,16 @@
 //! (PEP 503).
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 
 use html5gum::{Token, Tokenizer};
+use pep440_rs::Version;
 use serde::Deserialize;
 use trainyard_spec::Digest;
 use trainyard_spec::image::Platform;
 use trainyard_spec::input::PythonArtifact;
 
-use super::{Error, FindLinks};
+use super::{Error, FindLinks, PythonIndexes};
 use crate::http::{Client, Endpoint, Page};
 use crate::progress::Progress;
 
@@ -44,37 +46,44 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Everything that the places offer for `package`, the first place that offers a file winning.
-pub(crate) fn offers(
+/// Asks one place after the other for its files of `package`, until `pick` finds what it looks for. A later place, and
+/// pip for its default, is asked only when it is reached; `failed` decides whether a failure of one ends the search.
+pub(crate) fn search<T>(
     package: &str,
-    find_links: &[FindLinks],
-    indexes: &[Endpoint],
+    places: &PythonIndexes,
+    tools: &BTreeMap<OsString, OsString>,
     client: &Client,
     progress: Progress<'_>,
-) -> Result<Vec<Offered>, Error> {
-    let mut all = Vec::new();
-    for place in find_links {
-        match place {
-            FindLinks::Folder(folder) => all.extend(in_folder(folder)),
-            FindLinks::Page(endpoint) => {
-                let page = client.page(endpoint, ACCEPT, PAGE_LIMIT, progress)?;
-                all.extend(read(&page)?);
-            }
+    mut pick: impl FnMut(Vec<Offered>) -> Result<Option<T>, Error>,
+    mut failed: impl FnMut(Error) -> Result<(), Error>,
+) -> Result<Option<T>, Error> {
+    let page = |endpoint: &Endpoint| match client.page(endpoint, ACCEPT, PAGE_LIMIT, progress) {
+        Ok(page) => read(&page),
+        Err(error) if error.is_absent() => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    };
+    let mut look = |offers: Result<Vec<Offered>, Error>| match offers {
+        Ok(offers) => pick(offers),
+        Err(error) => failed(error).map(|()| None),
+    };
+    for place in &places.find_links {
+        let offers = match place {
+            FindLinks::Folder(folder) => Ok(in_folder(folder)),
+            FindLinks::Page(endpoint) => page(endpoint),
+        };
+        if let Some(found) = look(offers)? {
+            return Ok(Some(found));
         }
     }
-    for index in indexes {
-        let endpoint = index
+    for index in places.to_ask(tools)? {
+        let project = index
             .join(&format!("{}/", normalized(package)))
-            .map_err(|error| Error::Page { url: index.to_string(), message: error.to_string() })?;
-        match client.page(&endpoint, ACCEPT, PAGE_LIMIT, progress) {
-            Ok(page) => all.extend(read(&page)?),
-            Err(error) if error.is_absent() => {}
-            Err(error) => return Err(error.into()),
+            .map_err(|error| Error::Page { url: index.to_string(), message: error.to_string() });
+        if let Some(found) = look(project.and_then(|project| page(&project)))? {
+            return Ok(Some(found));
         }
     }
-    let mut seen = std::collections::BTreeSet::new();
-    all.retain(|offer| seen.insert(offer.name.clone()));
-    Ok(all)
+    Ok(None)
 }
 
 /// Files in a folder; one that is not there offers nothing, as with pip.
@@ -135,9 +144,17 @@ pub(crate) fn normalized(name: &str) -> String {
 }
 
 fn is_sdist(file: &str, package: &str, version: &str) -> bool {
-    file.strip_suffix(".tar.gz")
-        .and_then(|stem| stem.strip_suffix(version)?.strip_suffix('-'))
-        .is_some_and(|name| normalized(name) == normalized(package))
+    file.strip_suffix(".tar.gz").is_some_and(|stem| {
+        // Old archives have dashes in the name, and versions may have them too.
+        stem.match_indices('-').any(|(at, _)| {
+            normalized(&stem[..at]) == normalized(package) && is_same_version(&stem[at + 1..], version)
+        })
+    })
+}
+
+/// Whether two versions are equal in the sense of PEP 440, which knows several spellings of one version.
+fn is_same_version(a: &str, b: &str) -> bool {
+    a == b || matches!((a.parse::<Version>(), b.parse::<Version>()), (Ok(a), Ok(b)) if a == b)
 }
 
 fn is_wheel(file: &str, package: &str, version: &str, platform: Option<Platform>) -> bool {
@@ -151,7 +168,7 @@ fn is_wheel(file: &str, package: &str, version: &str, platform: Option<Platform>
         Platform::Arm64 => "_aarch64",
     });
     normalized(parts[0]) == normalized(package)
-        && parts[1] == version
+        && is_same_version(parts[1], version)
         && parts[parts.len() - 1].split('.').any(|tag| {
             tag == "any" || machine.is_some_and(|machine| tag.contains("linux") && tag.ends_with(machine))
         })
@@ -269,7 +286,20 @@ mod tests {
     fn names_and_tags() {
         assert_eq!(normalized("Foo.-_bar"), "foo-bar");
         assert!(is_sdist("Foo_Bar-1.0.tar.gz", "foo-bar", "1.0"));
-        assert!(!is_sdist("foo-bar-1.0.tar.gz", "foo", "1.0"));
+        for (file, package, version, fits) in [
+            ("foo-bar-1.0.tar.gz", "foo", "1.0", false),
+            ("foo-1.0.tar.gz", "foo", "1.0.0", true),
+            ("foo-1.0.0rc1.tar.gz", "foo", "1.0-RC.1", true),
+            ("foo-1.0.post1.tar.gz", "foo", "1.0-1", true),
+            ("foo-1.0-1.tar.gz", "foo", "1.0.post1", true),
+            ("foo-1.0.1.tar.gz", "foo", "1.0", false),
+            ("foo-11.0.tar.gz", "foo", "1.0", false),
+            ("foo-1.0+cpu.tar.gz", "foo", "1.0", false),
+            ("foo-1.0.zip", "foo", "1.0", false),
+            ("foo.tar.gz", "foo", "1.0", false),
+        ] {
+            assert_eq!(is_sdist(file, package, version), fits, "{file} {package} {version}");
+        }
         for (file, fits) in [
             ("demo-1.0-py3-none-any.whl", true),
             ("demo-1.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", true),

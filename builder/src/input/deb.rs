@@ -140,3 +140,79 @@ fn get(
     };
     fetch(file, store, places, &access)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::http::Network;
+    use crate::index::IndexSettings;
+    use crate::settings::LinkFrom;
+
+    /// A package with these files.
+    fn package(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (path, body) in files {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(body.len() as u64);
+            tar.append_data(&mut header, format!("./{path}"), *body).unwrap();
+        }
+        let data = tar.into_inner().unwrap();
+        let mut ar = ar::Builder::new(Vec::new());
+        for (name, body) in [("debian-binary", b"2.0\n".as_slice()), ("data.tar", &data)] {
+            ar.append(&ar::Header::new(name.into(), body.len() as u64), body).unwrap();
+        }
+        ar.into_inner().unwrap()
+    }
+
+    #[test]
+    fn objects_are_exactly_the_locked_ones() {
+        let cache = tempfile::TempDir::new().unwrap();
+        let settings = Settings {
+            cache: cache.path().to_owned(),
+            offline: true,
+            index: IndexSettings::default(),
+            network: Network::default(),
+            link: LinkFrom::Locked,
+            tools: BTreeMap::<OsString, OsString>::new(),
+        };
+        let store = Store::new(cache.path());
+        let bytes =
+            package(&[("usr/lib/crti.o", b"i"), ("usr/lib/crtn.o", b"n"), ("usr/share/doc", b"text")]);
+        let mut incoming = store.incoming().unwrap();
+        io::Write::write_all(&mut incoming, &bytes).unwrap();
+        let (sha256, size) = store.keep(incoming).unwrap();
+        let file = LockedFile { name: "pool/demo.deb".to_owned(), size, sha256 };
+        let locked = |entries: &[(&str, &[u8])]| -> BTreeMap<String, Digest> {
+            entries.iter().map(|(name, body)| ((*name).to_owned(), Digest::of(body))).collect()
+        };
+        let get = |locked: &BTreeMap<String, Digest>| objects(&file, locked, &store, &settings, &|_| {});
+
+        let right = locked(&[("usr/lib/crti.o", b"i"), ("usr/lib/crtn.o", b"n")]);
+        let folder = get(&right).unwrap();
+        let found: Vec<_> = walkdir::WalkDir::new(&folder)
+            .sort_by_file_name()
+            .into_iter()
+            .map(Result::unwrap)
+            .filter(|entry| entry.file_type().is_file())
+            .map(|entry| entry.path().strip_prefix(&folder).unwrap().display().to_string())
+            .collect();
+        assert_eq!(found, ["usr/lib/crti.o", "usr/lib/crtn.o"]);
+
+        // What has been damaged or lost since is made anew.
+        std::fs::write(folder.join("usr/lib/crti.o"), "rot").unwrap();
+        std::fs::remove_file(folder.join("usr/lib/crtn.o")).unwrap();
+        assert_eq!(get(&right).unwrap(), folder);
+        assert_eq!(std::fs::read(folder.join("usr/lib/crti.o")).unwrap(), b"i");
+        assert!(folder.join("usr/lib/crtn.o").exists());
+
+        let lacks = get(&locked(&[("usr/lib/libc.a", b"c")])).unwrap_err();
+        assert!(matches!(&lacks, Error::Lacks { object, .. } if object == "usr/lib/libc.a"), "{lacks:?}");
+        let differs = get(&locked(&[("usr/lib/crti.o", b"other")])).unwrap_err();
+        assert!(matches!(differs, Error::ObjectDiffers { .. }), "{differs:?}");
+        assert_eq!(get(&right).unwrap(), folder, "what failed has replaced nothing");
+        let leftovers = std::fs::read_dir(cache.path().join("tmp")).unwrap().count();
+        assert_eq!(leftovers, 1, "the gate alone");
+    }
+}

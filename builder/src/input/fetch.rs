@@ -1,11 +1,11 @@
 //! Files of packages: from the store, and else from the first place that has them.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use trainyard_spec::lock::LockedFile;
 
 use super::Error;
-use crate::http::{Client, Endpoint};
+use crate::http::{self, Client, Endpoint};
 use crate::index;
 use crate::index::simple::Place;
 use crate::progress::Progress;
@@ -14,10 +14,10 @@ use crate::store::{self, Incoming, Store};
 /// Most bytes of a file whose size nobody has said.
 const UNKNOWN_SIZE_LIMIT: u64 = 8 << 30;
 
-/// Takes `file` from the store, or gets it from one of `places`, the next one being tried where one does not have it.
+/// Takes `file` from the store, or gets it from the first of `places` that gives what was locked.
 ///
 /// # Errors
-/// When no place has it, a server fails, or what arrives is not what was locked.
+/// When no place does: bytes that differ, then the first failure of a server, before mere absence.
 pub(crate) fn fetch(
     file: &LockedFile,
     store: &Store,
@@ -38,21 +38,34 @@ pub(crate) fn fetch(
     let client = Client::new(access.network);
     let places = places(&client)?;
     let mut looked = Vec::new();
+    let (mut differs, mut failed) = (None, None);
     for place in places {
         let mut incoming = store.incoming()?;
-        match copy(&place, &file.name, file.size, &client, &mut incoming, access.progress) {
-            Ok(()) => {
-                store.keep_as(incoming, file)?;
-                return Ok(store.require(&file.sha256)?);
-            }
+        let got = copy(&place, &file.name, file.size, &client, &mut incoming, access.progress)
+            .and_then(|()| Ok(store.keep_as(incoming, file)?));
+        match got {
+            Ok(()) => return Ok(store.require(&file.sha256)?),
+            // The digest says what is right, so another place may be asked whatever is wrong with this one.
             Err(Error::Index(index::Error::Http(error))) if error.is_absent() => {
                 looked.push(place.to_string())
             }
+            Err(
+                error @ (Error::Store(store::Error::Differs { .. })
+                | Error::Index(index::Error::Http(http::Error::TooLarge { .. }))),
+            ) => {
+                differs.get_or_insert(error);
+            }
+            Err(error @ Error::Index(_)) => {
+                failed.get_or_insert(error);
+            }
+            // The store's own failures are the same for every place.
             Err(error) => return Err(error),
         }
     }
     let version = "with the locked digest".to_owned();
-    Err(index::Error::NotFound { package: file.name.clone(), version, looked }.into())
+    Err(differs
+        .or(failed)
+        .unwrap_or_else(|| index::Error::NotFound { package: file.name.clone(), version, looked }.into()))
 }
 
 /// Gets a file whose digest or size nobody has said, and pins what arrives.
@@ -76,7 +89,7 @@ pub(crate) fn fetch_unknown(
 #[derive(Clone, Copy)]
 pub(crate) struct Access<'a> {
     pub(crate) offline: bool,
-    pub(crate) network: &'a crate::http::Network,
+    pub(crate) network: &'a http::Network,
     pub(crate) progress: Progress<'a>,
 }
 
@@ -91,9 +104,10 @@ fn copy(
     match place {
         Place::Server(endpoint) => download(endpoint, name, limit, client, incoming, progress),
         Place::Folder(path) => {
-            let mut source = fs_err::File::open(path)
+            let source = fs_err::File::open(path)
                 .map_err(|source| index::Error::Read { path: path.clone(), source })?;
-            io::copy(&mut source, incoming)
+            // One byte more than there may be tells a file that is too long.
+            io::copy(&mut source.take(limit.saturating_add(1)), incoming)
                 .and_then(|_| incoming.flush())
                 .map_err(store::io_error("copy to the store", path))?;
             Ok(())

@@ -32,8 +32,11 @@ pub(crate) fn resolve(
         return Err(index::Error::Offline { file: package.to_owned() }.into());
     }
     let client = Client::new(&settings.network);
-    let offers = offers(package, &client, settings, progress)?;
-    let Some(offer) = simple::choose(offers, package, version, artifact, platform)? else {
+    let python = &settings.index.python;
+    let pick = |offers| simple::choose(offers, package, version, artifact, platform);
+    // A place that comes later must not decide what is locked because an earlier one is down.
+    let found = simple::search(package, python, &settings.tools, &client, progress, pick, Err)?;
+    let Some(offer) = found else {
         return Err(index::Error::NotFound {
             package: package.to_owned(),
             version: format!("{version} ({})", name_of(artifact)),
@@ -70,24 +73,43 @@ pub(crate) fn get(
 ) -> Result<PathBuf, Error> {
     let access = Access { offline: settings.offline, network: &settings.network, progress };
     let find = |client: &Client| {
-        let offers = offers(package, client, settings, progress)?;
-        let Some(offer) = offers.into_iter().find(|offer| offer.name == file.name) else {
-            let version = file.name.clone();
-            return Err(index::Error::NotFound {
-                package: package.to_owned(),
-                version,
-                looked: places(settings)?,
-            });
+        let (mut changed, mut failed) = (None, None);
+        let pick = |offers: Vec<simple::Offered>| {
+            let named = offers.into_iter().filter(|offer| offer.name == file.name);
+            for offer in named {
+                match offer.sha256 {
+                    Some(found) if found != file.sha256 => {
+                        changed.get_or_insert(index::Error::Changed {
+                            index: offer.place.to_string(),
+                            file: file.name.clone(),
+                            found,
+                            locked: file.sha256,
+                        });
+                    }
+                    _ => return Ok(Some(offer.place)),
+                }
+            }
+            Ok(None)
         };
-        match offer.sha256 {
-            Some(found) if found != file.sha256 => Err(index::Error::Changed {
-                index: offer.place.to_string(),
-                file: file.name.clone(),
-                found,
-                locked: file.sha256,
-            }),
-            _ => Ok(vec![offer.place]),
+        // The digest says what is right, whoever gives it.
+        let pass_over = |error| {
+            failed.get_or_insert(error);
+            Ok(())
+        };
+        let python = &settings.index.python;
+        if let Some(place) =
+            simple::search(package, python, &settings.tools, client, progress, pick, pass_over)?
+        {
+            return Ok(vec![place]);
         }
+        Err(match changed.or(failed) {
+            Some(error) => error,
+            None => index::Error::NotFound {
+                package: package.to_owned(),
+                version: file.name.clone(),
+                looked: places(settings)?,
+            },
+        })
     };
     fetch(file, store, find, &access)
 }
@@ -116,17 +138,6 @@ const fn name_of(artifact: PythonArtifact) -> &'static str {
         PythonArtifact::Sdist => "source archive",
         PythonArtifact::Wheel => "wheel",
     }
-}
-
-fn offers(
-    package: &str,
-    client: &Client,
-    settings: &Settings,
-    progress: Progress<'_>,
-) -> Result<Vec<simple::Offered>, index::Error> {
-    let python = &settings.index.python;
-    let indexes = python.to_ask(&settings.tools)?;
-    simple::offers(package, &python.find_links, &indexes, client, progress)
 }
 
 /// The places that are asked, for an error.

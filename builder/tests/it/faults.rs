@@ -50,6 +50,29 @@ fn processes_that_share_a_store_fetch_once() {
 }
 
 #[test]
+fn threads_that_share_a_store_fetch_once() {
+    let server = Server::of_demo(sdist(&TEXTS));
+    let room = Room::new(&[&server.index()]);
+    let manifest = room.corpus_manifest("");
+    room.lock(&manifest).unwrap();
+    std::fs::remove_dir_all(&room.settings.cache).unwrap();
+    let before = server.count("/files/demo-1.0.tar.gz");
+    let digests: Vec<Digest> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let (manifest, settings) = (&manifest, &room.settings);
+                scope.spawn(move || {
+                    trainyard_builder::corpus::corpus(manifest, settings, &|_| {}).unwrap().digest
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(digests.iter().all(|digest| *digest == Digest::of(b"one\n")));
+    assert_eq!(server.count("/files/demo-1.0.tar.gz") - before, 1);
+}
+
+#[test]
 fn a_process_killed_while_it_fetches_leaves_nothing_that_looks_whole() {
     let archive = sdist(&TEXTS);
     let hex = Digest::of(&archive).hex();
@@ -132,6 +155,24 @@ fn a_full_disk_is_named_and_nothing_half_written_stays() {
     drop(small);
 }
 
+#[test]
+fn a_read_only_store_gives_what_it_has_and_names_what_it_cannot_do() {
+    let server = Server::of_demo(sdist(&TEXTS));
+    let mut room = Room::new(&[&server.index()]);
+    let manifest = room.corpus_manifest("");
+    let Some(small) = SmallDisk::mount(room.path("small")) else { return };
+    room.settings.cache = room.path("small/cache");
+    room.lock(&manifest).unwrap();
+    let made = room.corpus(&manifest).unwrap();
+    small.set_read_only();
+    assert_eq!(room.corpus(&manifest).unwrap(), made);
+    let other = std::fs::read_to_string(&manifest).unwrap().replace("*.txt", "a.txt");
+    std::fs::write(&manifest, other).unwrap();
+    let error = room.corpus(&manifest).unwrap_err();
+    assert!(error.to_string().contains(&room.settings.cache.display().to_string()), "{error}");
+    assert!(error.hint().unwrap().contains("a cache folder that you may write to"), "{error:?}");
+}
+
 /// A file system of 256 kB, where this user may mount one.
 struct SmallDisk(PathBuf);
 
@@ -147,6 +188,13 @@ impl SmallDisk {
                 None
             }
         }
+    }
+}
+
+impl SmallDisk {
+    fn set_read_only(&self) {
+        let done = Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status().unwrap();
+        assert!(done.success());
     }
 }
 

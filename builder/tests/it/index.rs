@@ -34,7 +34,12 @@ fn pip_reads_files_and_variables_as_pip_does() {
     let own_variable = ("PIP_CONFIG_FILE", "{root}/own.conf");
     let variable = ("PIP_INDEX_URL", "https://variable.test/simple");
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a [(&'a str, &'a str)], &'a [&'a str]);
-    let cases: [Case<'_>; 8] = [
+    let site_command = ("etc/pip.conf", "[download]\nindex-url = https://site.test/\n");
+    let cases: [Case<'_>; 10] = [
+        // A command's section wins wherever it stands.
+        (&[home], &[site_command, user], &["https://site.test/"]),
+        // One's own file that is not there stands in for nothing.
+        (&[home, ("PIP_CONFIG_FILE", "{root}/absent")], &[user], &["https://user.test/simple/"]),
         (&[], &[], &[]),
         (&[], &[global], &["https://global.test/simple/"]),
         (&[home], &[global, user], &["https://user.test/simple/"]),
@@ -66,6 +71,16 @@ fn pip_lists_may_span_lines() {
 }
 
 #[test]
+fn a_file_of_ones_own_stands_in_for_the_users() {
+    let user = ("home/.pip/pip.conf", "[global]\nextra-index-url = https://user.test/\n");
+    let own = ("own.conf", "[global]\nno-index = yes\n");
+    let (_root, settings) =
+        resolve(&[("HOME", "{root}/home"), ("PIP_CONFIG_FILE", "{root}/own.conf")], &[user, own]);
+    let python = settings.unwrap().python;
+    assert!(python.no_index && python.extra.is_empty(), "{python:?}");
+}
+
+#[test]
 fn configuration_that_makes_no_sense_is_named() {
     let (_root, settings) = resolve(&[("PIP_INDEX_URL", "not an address")], &[]);
     assert!(settings.unwrap_err().contains("PIP_INDEX_URL"));
@@ -80,19 +95,20 @@ fn apt_sources_in_both_formats() {
         deb-src http://a.test/debian bookworm main\n\
         deb cdrom:[Debian]/ bookworm main\n\
         deb http://flat.test/ ./\n";
-    let sources = "Types: deb deb-src\n# comment inside\nURIs: http://b.test/debian/ http://c.test/debian\nSuites: s1 s2\nComponents: main\n\n\
-        Enabled: no\nTypes: deb\nURIs: http://off.test/\nSuites: s\nComponents: main\n\n\
+    let sources = "Types: deb deb-src\n# comment inside\nURIs: http://b.test/debian/ http://c.test/debian\nSuites: s1 s2\nComponents: main\nArchitectures: amd64 arm64\n\n\
+        Enabled: No\nTypes: deb\nURIs: http://off.test/\nSuites: s\nComponents: main\n\n\
         Types: deb-src\nURIs: http://src.test/\nSuites: s\nComponents: main\n";
     let shown = |sources: Vec<trainyard_builder::index::AptSource>| -> Vec<String> {
         let show = |one: &trainyard_builder::index::AptSource| {
-            format!("{} {} {}", one.root, one.suites.join(","), one.components.join(","))
+            let words = [&one.suites, &one.components, &one.architectures].map(|words| words.join(","));
+            format!("{} {}", one.root, words.join(" ")).trim_end().to_owned()
         };
         sources.iter().map(show).collect()
     };
-    assert_eq!(shown(parse_list(list)), ["http://a.test/debian/ bookworm main,contrib"]);
+    assert_eq!(shown(parse_list(list)), ["http://a.test/debian/ bookworm main,contrib amd64"]);
     assert_eq!(
         shown(parse_sources(sources)),
-        ["http://b.test/debian/ s1,s2 main", "http://c.test/debian/ s1,s2 main"]
+        ["http://b.test/debian/ s1,s2 main amd64,arm64", "http://c.test/debian/ s1,s2 main amd64,arm64"]
     );
     let (_root, settings) = resolve(
         &[],

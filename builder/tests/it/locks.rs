@@ -39,6 +39,8 @@ fn a_corpus_is_locked_fetched_and_joined_in_order() {
     let made = room.corpus(&manifest).unwrap();
     assert_eq!(std::fs::read_to_string(&made.text).unwrap(), "ersteé\nsecond\n");
     assert_eq!((made.bytes, made.source.clone()), (15, Source::Locked));
+    let golden = "sha256:0c17b25e64c4f310d5409ad4ad4b797b8c9ba9e891600a754ba95d2752f02e94";
+    assert_eq!(made.digest.to_string(), golden, "the text depends on nothing but the inputs");
     assert_eq!(server.count("/files/demo-1.0.tar.gz"), 1, "what was locked is not fetched again");
 
     room.settings.offline = true;
@@ -107,11 +109,73 @@ fn credentials_are_sent_and_never_shown() {
 }
 
 #[test]
+fn credentials_stay_with_their_host() {
+    let archive = sdist(&TEXTS);
+    let elsewhere = Server::of_demo(archive.clone());
+    let (page, file) = (elsewhere.index_for("you", "hidden"), elsewhere.url("/files/demo-1.0.tar.gz"));
+    let unreadable = elsewhere.url("/files/demo-1.0.tar.gz").replace("//", "//you:hidden@");
+    let hex = Digest::of(&archive).hex();
+    for (redirected, to, works) in [
+        ("/simple/demo/", format!("{page}/demo/"), true),
+        ("/files/demo-1.0.tar.gz", file, true),
+        // An error names the page that was reached.
+        ("/simple/demo/", unreadable, false),
+    ] {
+        let hex = hex.clone();
+        let server = Server::start(move |path, _| match path {
+            path if path == redirected => Answer::Redirect(to.clone()),
+            _ => Answer::Body("application/json", project(&hex)),
+        });
+        let room = Room::new(&[&server.index_for("me", "secret")]);
+        let made = room.lock(&room.corpus_manifest(""));
+        assert_eq!(made.is_ok(), works, "{made:?}");
+        let said = made.as_ref().err().map(ToString::to_string);
+        let shown = format!("{said:?} {made:?} {:?} {:?}", room.settings, room.events.borrow());
+        assert!(!shown.contains("secret") && !shown.contains("hidden"), "{shown}");
+        assert!(server.seen().iter().all(|seen| seen.authorization.is_some()));
+    }
+    let mine = "Basic bWU6c2VjcmV0";
+    assert!(elsewhere.seen().iter().all(|seen| seen.authorization.as_deref() != Some(mine)));
+    assert!(elsewhere.count("/files/demo-1.0.tar.gz") > 0);
+}
+
+#[test]
+fn a_place_that_has_the_file_is_enough() {
+    let archive = sdist(&TEXTS);
+    let good = Server::of_demo(archive.clone());
+    let down = Server::start(|_, _| Answer::Status(500));
+    let other = Server::of_demo(sdist(&[("texts/a.txt", b"another file of this name")]));
+    let room = Room::new(&[&good.index()]);
+    let manifest = room.corpus_manifest("");
+    let locked = room.lock(&manifest).unwrap();
+    let made = room.corpus(&manifest).unwrap();
+
+    // What is locked is the same wherever it comes from.
+    for before in [&down, &other] {
+        let elsewhere = Room::new(&[&before.index(), &good.index()]);
+        let copy = elsewhere.corpus_manifest("");
+        std::fs::copy(lock::path(&manifest), lock::path(&copy)).unwrap();
+        assert_eq!(elsewhere.corpus(&copy).unwrap().digest, made.digest);
+    }
+    // But what gets locked is not left to the places that happen to be up.
+    let mut strict = Room::new(&[&down.index(), &good.index()]);
+    let manifest = strict.corpus_manifest("");
+    assert!(matches!(index_error(&strict.lock(&manifest).unwrap_err()), index::Error::Http(_)));
+    // A folder comes before every index, and then none is asked.
+    std::fs::write(strict.path("demo-1.0.tar.gz"), &archive).unwrap();
+    strict.settings.index.python.find_links = vec![FindLinks::Folder(strict.folder.path().to_owned())];
+    let asked = down.seen().len();
+    assert_eq!(strict.lock(&manifest).unwrap(), locked);
+    assert_eq!(down.seen().len(), asked);
+}
+
+#[test]
 fn failures_that_pass_are_tried_again() {
     let archive = sdist(&TEXTS);
     let hex = Digest::of(&archive).hex();
     let server = Server::start(move |path, before| match (path, before) {
         ("/simple/demo/", 0) => Answer::Status(503),
+        ("/simple/demo/", 1) => Answer::Status(429),
         ("/simple/demo/", _) => Answer::Body("application/json", project(&hex)),
         ("/files/demo-1.0.tar.gz", 0) => {
             Answer::Broken { says: archive.len(), sends: archive[..40].to_vec() }
@@ -126,7 +190,7 @@ fn failures_that_pass_are_tried_again() {
     assert_eq!(server.count("/files/demo-1.0.tar.gz"), 3);
     let retries =
         room.events.borrow().iter().filter(|event| format!("{event:?}").contains("Retrying")).count();
-    assert_eq!(retries, 3);
+    assert_eq!(retries, 4);
 }
 
 #[test]
@@ -221,6 +285,9 @@ fn without_any_index_the_fallback_stands_in_and_says_why() {
     std::fs::create_dir(room.path("own")).unwrap();
     std::fs::write(room.path("own/b.txt"), "b").unwrap();
     std::fs::write(room.path("own/a.txt"), "a\n").unwrap();
+    // Without ** a pattern reaches no deeper than it says.
+    std::fs::create_dir(room.path("own/deep")).unwrap();
+    std::fs::write(room.path("own/deep/c.txt"), "c\n").unwrap();
     let made = room.corpus(&own).unwrap();
     assert_eq!(std::fs::read_to_string(&made.text).unwrap(), "a\nb\n");
     let Source::Fallback { reason } = made.source else { panic!("{made:?}") };

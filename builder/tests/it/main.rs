@@ -7,6 +7,7 @@
 )]
 
 mod archives;
+mod debian;
 mod faults;
 mod images;
 mod index;
