@@ -113,7 +113,8 @@ fn credentials_stay_with_their_host() {
     let archive = sdist(&TEXTS);
     let elsewhere = Server::of_demo(archive.clone());
     let (page, file) = (elsewhere.index_for("you", "hidden"), elsewhere.url("/files/demo-1.0.tar.gz"));
-    let unreadable = elsewhere.url("/files/demo-1.0.tar.gz").replace("//", "//you:hidden@");
+    let senseless = Server::start(|_, _| Answer::Body("application/json", b"<html>".to_vec()));
+    let unreadable = senseless.url("/page").replace("//", "//you:hidden@");
     let hex = Digest::of(&archive).hex();
     for (redirected, to, works) in [
         ("/simple/demo/", format!("{page}/demo/"), true),
