@@ -197,6 +197,49 @@ fn what_this_machine_cannot_bear_is_refused_before_anything_starts() {
     }
 }
 
+/// A file system of its own, for as long as it is kept.
+struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    fn new(at: &'a Path, options: &str) -> Self {
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).status().unwrap();
+        assert!(mounted.success());
+        Self(at)
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_or_read_only_is_refused_before_anything_starts() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("SKIPPED: only root can mount a small file system");
+        return;
+    }
+    for (options, said) in [("size=1m", "free"), ("ro", "read-only")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = job(folder.path(), "disk", 40);
+        let disk = folder.path().join("disk");
+        fs::create_dir(&disk).unwrap();
+        let _mounted = Mounted::new(&disk, options);
+        let run_dir = disk.join("run");
+        let answer =
+            run(trainyard(&["launch", path.to_str().unwrap(), "--engine", "process", "--nodes", "1"])
+                .args(["--run-dir", run_dir.to_str().unwrap()]));
+        assert_eq!(answer.code, Some(5), "{options}: {}", answer.err);
+        assert!(
+            answer.err.to_lowercase().contains(said) && answer.err.contains("fix:"),
+            "{options}: {}",
+            answer.err
+        );
+    }
+}
+
 #[test]
 fn a_dry_run_prints_the_plan_and_starts_nothing() {
     let folder = tempfile::tempdir().unwrap();

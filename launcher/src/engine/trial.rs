@@ -34,7 +34,8 @@ pub(super) async fn choose(
         _ = asked_beyond(stop, Stop::No) => return Err(EngineError::Interrupted),
     };
     let mut refusals = Vec::new();
-    for runtime in [None].into_iter().chain(RUNTIMES.map(Some)) {
+    let installed = RUNTIMES.into_iter().filter(|name| on_path(name, settings.path.as_deref()));
+    for runtime in [None].into_iter().chain(installed.map(Some)) {
         // Between trials alone: one that has begun is removed, too.
         if *stop.borrow() > Stop::No {
             return Err(EngineError::Interrupted);
@@ -43,7 +44,7 @@ pub(super) async fn choose(
             podman = match Libpod::start(runtime).await {
                 Ok(podman) => podman,
                 Err(error) => {
-                    refusals.push(format!("{}: {error}", runtime.unwrap_or_default()));
+                    refuse(&mut refusals, runtime, &error);
                     continue;
                 }
             };
@@ -58,10 +59,21 @@ pub(super) async fn choose(
                 let engine = EnginePlan::Podman { socket, runtime: runtime.map(str::to_owned), user };
                 return Ok(Chosen { engine, notes: note.into_iter().collect() });
             }
-            Err(error) => refusals.push(format!("{}: {error}", runtime.unwrap_or("the default runtime"))),
+            Err(error) => refuse(&mut refusals, runtime, &error),
         }
     }
     Err(EngineError::Trial { found: refusals.join("; ") })
+}
+
+/// Notes what a runtime said: its first line, for Podman repeats itself and appends warnings; and once, for another
+/// runtime often fails for the same reason.
+fn refuse(refusals: &mut Vec<String>, runtime: Option<&str>, error: &EngineError) {
+    let said = error.to_string();
+    // Some line ends arrive quoted.
+    let said = said.split('\n').next().and_then(|line| line.split("\\n").next()).unwrap_or_default();
+    if !refusals.iter().any(|known| known.ends_with(said)) {
+        refusals.push(format!("{}: {said}", runtime.unwrap_or("the default runtime")));
+    }
 }
 
 async fn reach(settings: &EngineSettings, uid: u32) -> Result<(Option<PathBuf>, Libpod), EngineError> {
@@ -97,8 +109,7 @@ fn node_user(uid: u32, socket: Option<&Path>) -> NodeUser {
 
 /// Makes a network and runs a container on it, as an attempt does, and removes both.
 async fn try_container(podman: &Libpod, settings: &Settings) -> Result<(), EngineError> {
-    let runtime = settings.runtime.as_deref().unwrap_or("default");
-    let name = format!("trainyard-trial-{}-{runtime}", std::process::id());
+    let name = format!("trainyard-trial-{}", std::process::id());
     let addresses = create_network(podman, &name, BTreeMap::new(), 1).await;
     let ended = match addresses {
         Ok(addresses) => {
