@@ -70,6 +70,10 @@ impl PythonIndexes {
     /// # Errors
     /// [`Error::NoPythonIndex`] where nothing is configured and pip cannot be asked.
     pub(crate) fn to_ask(&self, tools: &BTreeMap<OsString, OsString>) -> Result<Vec<Endpoint>, Error> {
+        if self.no_index && self.find_links.is_empty() {
+            let asked = "pip's configuration says no-index, and names no find-links".to_owned();
+            return Err(Error::NoPythonIndex { asked });
+        }
         if self.no_index {
             return Ok(Vec::new());
         }

@@ -294,6 +294,11 @@ fn without_any_index_the_fallback_stands_in_and_says_why() {
     let Source::Fallback { reason } = made.source else { panic!("{made:?}") };
     assert!(reason.contains("no index of Python packages is configured"), "{reason}");
 
+    let mut forbidden = Room::new(&[&online.settings.index.python.indexes[0].to_string()]);
+    forbidden.settings.index.python.no_index = true;
+    let error = forbidden.lock(&forbidden.corpus_manifest("")).unwrap_err();
+    assert!(error.to_string().contains("says no-index"), "{error}");
+
     let strict = room.corpus_manifest("");
     let error = room.corpus(&strict).unwrap_err();
     assert!(error.hint().unwrap().contains("PIP_INDEX_URL"), "{error:?}");
