@@ -6,13 +6,13 @@
 use std::sync::Mutex;
 
 use super::element::{Element, max_lanes, sum_lanes};
-use super::gemm::{Output, Size, View, Workspace, multiply, own, steps};
+use super::gemm::{Output, PackedRight, Size, View, Workspace, multiply, own, steps};
 use super::isa::{Available, per_isa};
 use super::pool::Pool;
 use crate::ops::AttentionShape;
 
-/// Queries of a tile.
-const QUERIES: usize = 64;
+/// Queries of a tile, in whole panels of every kernel.
+const QUERIES: usize = 48;
 
 per_isa! {
     /// exp of the scaled scores of the keys up to the query's own, 0 beyond. Leaves the largest score and the
@@ -92,8 +92,6 @@ fn head<E>(from: &[E], start: usize, stride: usize) -> View<E> {
     View { start: from[start..].as_ptr(), row: stride, column: 1 }
 }
 
-fn nothing(_: std::ops::Range<usize>, _: std::ops::Range<usize>) {}
-
 /// Forward. `stats_bht2` takes each query's largest score and the reciprocal of its softmax's sum.
 pub(super) fn forward<E: Element>(
     available: Available,
@@ -109,27 +107,31 @@ pub(super) fn forward<E: Element>(
     let out = &Output { start: out_btc.as_mut_ptr(), stride: c };
     let items = places(shape).zip(stats_bht2.chunks_exact_mut(tokens * 2));
     pool.each(items, |worker, (place, stats_t2)| {
-        let Workspace { panels, scores, .. } = &mut *own(workspaces, worker);
+        let Workspace { left, right, scores, .. } = &mut *own(workspaces, worker);
+        let [to_keys, to_values, ..] = right;
         let [q, k, v] = [0, c, 2 * c].map(|part| head(qkv_bt3c, place.qkv + part, 3 * c));
+        // SAFETY: they are this head's.
+        let (keys_dt, values_td) = unsafe {
+            (
+                PackedRight::new(available, to_keys, k.transpose(), d, tokens),
+                PackedRight::new(available, to_values, v, tokens, d),
+            )
+        };
         for queries in steps(0..tokens, QUERIES) {
             let (count, keys) = (queries.len(), queries.end);
             let scores = scores.take::<E>(count * keys);
             let tile = Output { start: scores.as_mut_ptr(), stride: keys };
             let size = Size { rows: count, columns: keys, depth: d };
-            // SAFETY: queries and keys are those of this head; the tile is this thread's own.
-            unsafe {
-                let q = q.from(queries.start, 0);
-                multiply(available, panels, size, q, k.transpose(), tile, false, nothing, nothing);
-            }
+            // SAFETY: the queries are this head's; the tile is this thread's own.
+            unsafe { multiply(available, left, size, q.from(queries.start, 0), &keys_dt, tile, false) };
             for (query, row) in queries.clone().zip(scores.chunks_exact_mut(keys)) {
                 softmax_row(available, row, query + 1, scale, &mut stats_t2[query * 2..][..2]);
             }
             let size = Size { rows: count, columns: d, depth: keys };
-            let start = place.out + queries.start * c;
             // SAFETY: as above, and no other thread writes this head's output.
             unsafe {
-                let out = Output { start: out.start.add(start), ..*out };
-                multiply(available, panels, size, head(scores, 0, keys), v, out, false, nothing, nothing);
+                let out = Output { start: out.start.add(place.out + queries.start * c), ..*out };
+                multiply(available, left, size, head(scores, 0, keys), &values_td, out, false);
                 for (i, query) in queries.enumerate() {
                     scale_row(available, out.row(i, &(0..d)), stats_t2[query * 2 + 1]);
                 }
@@ -152,8 +154,17 @@ pub(super) fn backward<E: Element>(
     let scale = E::from_f64(1.0 / (d as f64).sqrt());
     let dqkv = &Output { start: dqkv_bt3c.as_mut_ptr(), stride: 3 * c };
     pool.each(places(shape), |worker, place| {
-        let Workspace { panels, scores, dscores } = &mut *own(workspaces, worker);
+        let Workspace { left, right, scores, dscores } = &mut *own(workspaces, worker);
+        let [for_scores, for_dprobabilities, for_dq, of_tile] = right;
         let [q, k, v] = [0, c, 2 * c].map(|part| head(qkv_bt3c, place.qkv + part, 3 * c));
+        // SAFETY: they are this head's.
+        let (keys_dt, values_dt, keys_td) = unsafe {
+            (
+                PackedRight::new(available, for_scores, k.transpose(), d, tokens),
+                PackedRight::new(available, for_dprobabilities, v.transpose(), d, tokens),
+                PackedRight::new(available, for_dq, k, tokens, d),
+            )
+        };
         // The last tile comes first: it sees all keys, so it begins the sums that the others add to.
         let tiles = tokens.div_ceil(QUERIES);
         for tile in (0..tiles).rev() {
@@ -176,47 +187,24 @@ pub(super) fn backward<E: Element>(
                     start: dqkv.start.add(place.qkv + part * c + first * 3 * c),
                     ..*dqkv
                 };
-                let tile = own_tile(scores.as_mut_ptr());
-                multiply(available, panels, to_keys, q, k.transpose(), tile, false, nothing, nothing);
+                multiply(available, left, to_keys, q, &keys_dt, own_tile(scores.as_mut_ptr()), false);
                 for (query, row) in queries.clone().zip(scores.chunks_exact_mut(keys)) {
                     let stats = &stats_bht2[place.stats + query * 2..][..2];
                     softmax_again_row(available, row, query + 1, scale, stats);
                 }
-                let tile = own_tile(dscores.as_mut_ptr());
-                multiply(available, panels, to_keys, dout, v.transpose(), tile, false, nothing, nothing);
+                multiply(available, left, to_keys, dout, &values_dt, own_tile(dscores.as_mut_ptr()), false);
                 let probabilities = head(scores, 0, keys).transpose();
-                let dv = gradient(2, 0);
-                multiply(
-                    available,
-                    panels,
-                    over_queries,
-                    probabilities,
-                    dout,
-                    dv,
-                    accumulate,
-                    nothing,
-                    nothing,
-                );
+                let dout = PackedRight::new(available, of_tile, dout, count, d);
+                multiply(available, left, over_queries, probabilities, &dout, gradient(2, 0), accumulate);
                 let rows = dscores.chunks_exact_mut(keys).zip(scores.chunks_exact(keys));
                 for (query, (dscores, scores)) in queries.clone().zip(rows) {
                     let delta = dot(available, &dout_btc[row_out(query)], &out_btc[row_out(query)]);
                     softmax_backward_row(available, dscores, scores, delta, scale);
                 }
                 let dscores = head(dscores, 0, keys);
-                let dq = gradient(0, queries.start);
-                multiply(available, panels, over_keys, dscores, k, dq, false, nothing, nothing);
-                let dk = gradient(1, 0);
-                multiply(
-                    available,
-                    panels,
-                    over_queries,
-                    dscores.transpose(),
-                    q,
-                    dk,
-                    accumulate,
-                    nothing,
-                    nothing,
-                );
+                multiply(available, left, over_keys, dscores, &keys_td, gradient(0, queries.start), false);
+                let q = PackedRight::new(available, of_tile, q, count, d);
+                multiply(available, left, over_queries, dscores.transpose(), &q, gradient(1, 0), accumulate);
             }
         }
     });

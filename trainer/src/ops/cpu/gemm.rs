@@ -1,7 +1,7 @@
 //! Matrix products: packed panels and a micro-kernel, after K. Goto and R. van de Geijn, "Anatomy of high-performance
 //! matrix multiplication" (2008).
 //!
-//! [`multiply`] runs in one thread; [`product`] cuts one output among the pool's. Transposed factors cost a different
+//! [`product`] cuts one output among the pool's threads; [`multiply`] runs in one. Transposed factors cost a different
 //! packing and nothing else.
 //!
 //! Invariant: an element's sum is taken over k in order, in steps of [`DEPTH`], so how an output is cut never changes it.
@@ -12,17 +12,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::element::Element;
 use super::gelu;
 use super::isa::{Available, per_isa};
-use super::kernel::{Kernel, Tile, Transpose};
+use super::kernel::{self, Kernel, Left, Tile, Transpose};
 use super::pool::Pool;
 
-/// k of a packed panel: a right panel fits the first-level cache.
+/// Most k of a packed panel: a left panel fits the first-level cache, with room for the right one that streams by.
 const DEPTH: usize = 256;
-/// Left panels packed at a time: they fit the second-level cache.
-const LEFT_PANELS: usize = 12;
-/// Most columns packed at a time: with left panels and their part of the output they fit the second-level cache.
+/// Least multiplications of a block of rows: enough that handing it out costs nothing next to it.
+const LEAST_BLOCK: usize = 1 << 20;
+/// Right panels that a thread packs at a time.
+const RIGHT_PANELS: usize = 2;
+/// Most columns packed at a time: they fit the second-level cache.
 const COLUMNS: usize = 768;
-/// Least multiplications that are worth another piece of work.
-const LEAST_WORK: usize = 1 << 20;
+/// Lines of the right factor's next block that are fetched before each tile.
+const LINES_AHEAD: usize = 32;
+/// Least multiplications that are worth waking other threads.
+const LEAST_WORK: usize = 1 << 21;
 
 /// A cache line, so that panels are aligned to one.
 #[derive(Clone, Copy)]
@@ -48,17 +52,13 @@ impl Scratch {
     }
 }
 
-/// What one thread packs panels into.
-#[derive(Default)]
-pub(super) struct Panels {
-    left: Scratch,
-    right: Scratch,
-}
-
 /// What each thread works in; a thread takes its own alone.
 #[derive(Default)]
 pub(super) struct Workspace {
-    pub(super) panels: Panels,
+    /// Packed rows of a left factor.
+    pub(super) left: Scratch,
+    /// Attention's right factors.
+    pub(super) right: [Scratch; 4],
     pub(super) scores: Scratch,
     pub(super) dscores: Scratch,
 }
@@ -89,6 +89,27 @@ impl<E> View<E> {
             start: unsafe { self.start.add(row * self.row + column * self.column) },
             ..self
         }
+    }
+
+    /// Addresses of all cache lines, or nearly, of the part at `rows` and `columns`; of these the share that `some` has
+    /// of `all`.
+    fn lines(
+        self,
+        rows: &Range<usize>,
+        columns: &Range<usize>,
+        some: &Range<usize>,
+        all: usize,
+    ) -> impl Iterator<Item = *const E> + use<E> {
+        let start = self.start.wrapping_add(rows.start * self.row + columns.start * self.column);
+        let (count, len) =
+            if self.column == 1 { (rows.len(), columns.len()) } else { (columns.len(), rows.len()) };
+        let stride = self.row.max(self.column);
+        let share = count * some.start / all..count * some.end / all;
+        share.flat_map(move |i| {
+            (0..len)
+                .step_by(size_of::<Line>() / size_of::<E>())
+                .map(move |j| start.wrapping_add(i * stride + j))
+        })
     }
 }
 
@@ -123,80 +144,185 @@ pub(super) struct Size {
     pub(super) depth: usize,
 }
 
-/// `out (+)= left * right` in this thread. `before` and `after` are called for each part of the output, with its rows
-/// and columns, before its first and after its last step over k; with `before`, the output is always added to.
+/// Threads that share a product's work.
+trait Hands {
+    /// Calls `run` for each item, with memory of the thread's own to pack a left block into.
+    fn each<T: Send>(&mut self, items: impl Iterator<Item = T> + Send, run: impl Fn(&mut Scratch, T) + Sync);
+}
+
+/// The caller's thread alone.
+struct Alone<'a>(&'a mut Scratch);
+
+impl Hands for Alone<'_> {
+    fn each<T: Send>(&mut self, items: impl Iterator<Item = T> + Send, run: impl Fn(&mut Scratch, T) + Sync) {
+        items.for_each(|item| run(self.0, item));
+    }
+}
+
+/// The threads of a pool.
+struct Together<'a> {
+    pool: &'a Pool,
+    workspaces: &'a [Mutex<Workspace>],
+}
+
+impl Hands for Together<'_> {
+    fn each<T: Send>(&mut self, items: impl Iterator<Item = T> + Send, run: impl Fn(&mut Scratch, T) + Sync) {
+        self.pool.each(items, |worker, item| run(&mut own(self.workspaces, worker).left, item));
+    }
+}
+
+/// `out (+)= left * right`.
+#[derive(Clone, Copy)]
+pub(super) struct Multiplication<E> {
+    pub(super) size: Size,
+    pub(super) left: View<E>,
+    pub(super) right: View<E>,
+    pub(super) out: Output<E>,
+    pub(super) accumulate: bool,
+}
+
+/// A right factor, packed whole.
+pub(super) struct PackedRight<'a, E> {
+    panels: &'a [E],
+    depth: usize,
+    columns: usize,
+}
+
+impl<'a, E: Element> PackedRight<'a, E> {
+    /// # Safety
+    /// `from` must have `depth` rows of `columns` elements.
+    pub(super) unsafe fn new(
+        available: Available,
+        scratch: &'a mut Scratch,
+        from: View<E>,
+        depth: usize,
+        columns: usize,
+    ) -> Self {
+        let kernel = &E::kernel(available);
+        let panels = scratch.take(columns.next_multiple_of(kernel.lanes) * depth);
+        // SAFETY: the caller's promise.
+        unsafe { pack_right(available, kernel, from.transpose(), columns, depth, panels) };
+        Self { panels, depth, columns }
+    }
+}
+
+/// `out (+)= left * right` in this thread, with the first rows and columns of `right`: all its columns, or whole panels.
 ///
 /// # Safety
-/// The factors and the output must have the sizes given; nothing else writes the factors or touches the output meanwhile.
-#[expect(clippy::too_many_arguments, reason = "a product's own")]
+/// The left factor and the output must have the size given; nothing else writes that factor or touches the output
+/// meanwhile.
 pub(super) unsafe fn multiply<E: Element>(
     available: Available,
-    panels: &mut Panels,
+    left_scratch: &mut Scratch,
     size: Size,
     left: View<E>,
-    right: View<E>,
+    right: &PackedRight<'_, E>,
     out: Output<E>,
     accumulate: bool,
-    before: impl Fn(Range<usize>, Range<usize>),
-    after: impl Fn(Range<usize>, Range<usize>),
 ) {
-    let kernel = E::kernel(available);
-    let most_rows = LEFT_PANELS * kernel.rows;
-    let depth_step = DEPTH.min(size.depth);
-    let packed_left = panels.left.take(most_rows * depth_step);
-    let packed_right =
-        panels.right.take(COLUMNS.min(size.columns).next_multiple_of(kernel.columns) * depth_step);
-    for columns in steps(0..size.columns, COLUMNS) {
-        for depth in steps(0..size.depth, DEPTH) {
-            // SAFETY: the factor has these elements.
-            unsafe {
-                let right = right.from(depth.start, columns.start).transpose();
-                pack(available, &kernel, kernel.columns, right, columns.len(), depth.len(), packed_right);
-            }
-            for rows in steps(0..size.rows, most_rows) {
-                // SAFETY: as above.
-                unsafe {
-                    let left = left.from(rows.start, depth.start);
-                    pack(available, &kernel, kernel.rows, left, rows.len(), depth.len(), packed_left);
-                }
-                if depth.start == 0 {
-                    before(rows.clone(), columns.clone());
-                }
-                let accumulate = accumulate || depth.start > 0;
-                // SAFETY: the output has these elements, and the panels are packed.
-                unsafe {
-                    let out = Output { start: out.start.add(rows.start * out.stride + columns.start), ..out };
-                    let size = Size { rows: rows.len(), columns: columns.len(), depth: depth.len() };
-                    tiles(&kernel, size, packed_left, packed_right, out, accumulate);
-                }
-                if depth.end == size.depth {
-                    after(rows, columns.clone());
-                }
-            }
+    let kernel = &E::kernel(available);
+    let whole = size.columns == right.columns || size.columns.is_multiple_of(kernel.columns);
+    assert!(whole && size.columns <= right.columns && size.depth <= right.depth, "a part of a packed factor");
+    for depth in steps(0..size.depth, even_step(size.depth, DEPTH)) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let left = left_panels(
+                available,
+                kernel,
+                left.from(0, depth.start),
+                size.rows,
+                depth.len(),
+                left_scratch,
+            );
+            let right = |j: Range<usize>| {
+                let width = j.len().next_multiple_of(kernel.lanes);
+                right.panels[j.start * right.depth + depth.start * width..].as_ptr()
+            };
+            let accumulate = accumulate || depth.start > 0;
+            let size = Size { depth: depth.len(), ..size };
+            tiles(kernel, size, left, right, out, accumulate, std::iter::empty());
         }
     }
 }
 
+/// A multiplication by all hands. They pack a block of the right factor together; then each takes as many blocks of rows
+/// as it can, so that a thread that the system holds up delays the others by one small block at most. `after` is called
+/// for each part of the output, with its rows and columns, when it is done.
+///
 /// # Safety
-/// The panels must be packed for the size, and the output have it.
+/// As [`multiply`].
+unsafe fn blocks<E: Element>(
+    available: Available,
+    mut hands: impl Hands,
+    right_scratch: &mut Scratch,
+    Multiplication { size, left, right, out, accumulate }: Multiplication<E>,
+    after: impl Fn(Range<usize>, Range<usize>) + Sync,
+) {
+    let kernel = &E::kernel(available);
+    let (left, right, out) = (&left, &right, &out);
+    let column_step = even_step(size.columns, COLUMNS).next_multiple_of(kernel.columns);
+    let depth_step = even_step(size.depth, DEPTH);
+    let row_step = LEAST_BLOCK.div_ceil(column_step * depth_step).next_multiple_of(kernel.rows);
+    let packed_right = right_scratch.take::<E>(column_step * depth_step);
+    let mut parts = steps(0..size.columns, column_step)
+        .flat_map(|columns| steps(0..size.depth, depth_step).map(move |depth| (columns.clone(), depth)))
+        .peekable();
+    while let Some((columns, depth)) = parts.next() {
+        let width = RIGHT_PANELS * kernel.columns;
+        let packing = steps(columns.clone(), width).zip(packed_right.chunks_mut(width * depth.len()));
+        hands.each(packing, |_, (columns, packed)| {
+            // SAFETY: the factor has these elements.
+            unsafe {
+                let right = right.from(depth.start, columns.start).transpose();
+                pack_right(available, kernel, right, columns.len(), depth.len(), packed);
+            }
+        });
+        let packed_right = &*packed_right;
+        let next = parts.peek();
+        hands.each(steps(0..size.rows, row_step), |scratch, rows| {
+            // SAFETY: the factor has these elements.
+            let left = unsafe {
+                let left = left.from(rows.start, depth.start);
+                left_panels(available, kernel, left, rows.len(), depth.len(), scratch)
+            };
+            let ahead = next.map(|(columns, depth)| right.lines(depth, columns, &rows, size.rows));
+            // SAFETY: the output has these elements, no other thread has these rows, and the panels are packed.
+            unsafe {
+                let out = Output { start: out.start.add(rows.start * out.stride + columns.start), ..*out };
+                let size = Size { rows: rows.len(), columns: columns.len(), depth: depth.len() };
+                let accumulate = accumulate || depth.start > 0;
+                let right = |j: Range<usize>| packed_right[j.start * size.depth..].as_ptr();
+                tiles(kernel, size, left, right, out, accumulate, ahead.into_iter().flatten());
+            }
+            if depth.end == size.depth {
+                after(rows, columns.clone());
+            }
+        });
+    }
+}
+
+/// `left` and `right` tell where the factor's part for a tile is, from its first row and its columns. Between tiles, some of `ahead` is fetched into the second-level cache.
+///
+/// # Safety
+/// The right panels must be packed for the size, the left factor and the output have it.
 unsafe fn tiles<E: Element>(
     kernel: &Kernel<E>,
     size: Size,
-    left: &[E],
-    right: &[E],
+    left: impl Fn(usize) -> Left<E>,
+    right: impl Fn(Range<usize>) -> *const E,
     out: Output<E>,
     accumulate: bool,
+    mut ahead: impl Iterator<Item = *const E>,
 ) {
-    for (j, right) in
-        steps(0..size.columns, kernel.columns).zip(right.chunks_exact(kernel.columns * size.depth))
-    {
-        for (i, left) in steps(0..size.rows, kernel.rows).zip(left.chunks_exact(kernel.rows * size.depth)) {
-            // SAFETY: the chunks are panels of this depth, and the tile lies in the output.
+    for i in steps(0..size.rows, kernel.rows) {
+        for j in steps(0..size.columns, kernel.columns) {
+            ahead.by_ref().take(LINES_AHEAD).for_each(kernel::prefetch);
+            // SAFETY: the tile lies in both factors and in the output.
             unsafe {
                 kernel.run(Tile {
                     depth: size.depth,
-                    left: left.as_ptr(),
-                    right: right.as_ptr(),
+                    left: left(i.start),
+                    right: right(j.clone()),
                     out: out.start.add(i.start * out.stride + j.start),
                     stride: out.stride,
                     rows: i.len(),
@@ -208,46 +334,92 @@ unsafe fn tiles<E: Element>(
     }
 }
 
-/// Packs `count` rows of `from`, `depth` columns of each, into panels of `width` rows: for each panel and column, the
-/// rows' elements next to each other, with zeros for rows that are not there.
+/// The left factor of a block of rows as the kernel reads it: where it is, if its elements follow each other along k, else
+/// packed.
 ///
 /// # Safety
-/// `from` must have the elements.
+/// `from` must have `rows` rows of `depth` elements.
+unsafe fn left_panels<E: Element>(
+    available: Available,
+    kernel: &Kernel<E>,
+    from: View<E>,
+    rows: usize,
+    depth: usize,
+    scratch: &mut Scratch,
+) -> impl Fn(usize) -> Left<E> {
+    let packed = (from.column != 1).then(|| {
+        let packed = scratch.take(rows.next_multiple_of(kernel.rows) * depth);
+        for (rows, panel) in steps(0..rows, kernel.rows).zip(packed.chunks_exact_mut(kernel.rows * depth)) {
+            // SAFETY: the caller's promise.
+            unsafe { pack(available, kernel, kernel.rows, from.from(rows.start, 0), rows.len(), panel) };
+        }
+        packed.as_ptr()
+    });
+    move |row| match packed {
+        Some(packed) => Left::Packed(packed.wrapping_add(row * depth)),
+        None => Left::Rows { start: from.start.wrapping_add(row * from.row), stride: from.row },
+    }
+}
+
+/// Packs the right factor's `columns`, `depth` elements of each, into panels of the kernel's columns; the last panel is
+/// as wide as its columns in whole vectors.
+///
+/// # Safety
+/// `from`, the factor's transpose, must have the elements.
+unsafe fn pack_right<E: Element>(
+    available: Available,
+    kernel: &Kernel<E>,
+    from: View<E>,
+    columns: usize,
+    depth: usize,
+    packed: &mut [E],
+) {
+    for (columns, panel) in steps(0..columns, kernel.columns).zip(packed.chunks_mut(kernel.columns * depth)) {
+        let width = columns.len().next_multiple_of(kernel.lanes);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let from = from.from(columns.start, 0);
+            pack(available, kernel, width, from, columns.len(), &mut panel[..width * depth]);
+        }
+    }
+}
+
+/// Packs `rows` rows of `from` into a panel of `width` rows: for each column, the rows' elements next to each other, with
+/// zeros for rows that are not there.
+///
+/// # Safety
+/// `from` must have the elements, as many columns as the panel.
 unsafe fn pack<E: Element>(
     available: Available,
     kernel: &Kernel<E>,
     width: usize,
     from: View<E>,
-    count: usize,
-    depth: usize,
-    packed: &mut [E],
+    rows: usize,
+    panel: &mut [E],
 ) {
-    for (rows, panel) in steps(0..count, width).zip(packed.chunks_exact_mut(width * depth)) {
-        // SAFETY: the caller's promise.
-        let from = unsafe { from.from(rows.start, 0) };
-        if from.column == 1 && kernel.transposes() {
-            // SAFETY: the caller's promise, and the panel's length.
-            unsafe {
-                kernel.transpose(Transpose {
-                    from: from.start,
-                    stride: from.row,
-                    rows: rows.len(),
-                    depth,
-                    panel: panel.as_mut_ptr(),
-                    width,
-                });
-            }
-            continue;
+    if from.column == 1 && kernel.transposes() {
+        // SAFETY: the caller's promise, and the panel's length.
+        unsafe {
+            kernel.transpose(Transpose {
+                from: from.start,
+                stride: from.row,
+                rows,
+                depth: panel.len() / width,
+                panel: panel.as_mut_ptr(),
+                width,
+            });
         }
-        match width {
-            4 => pack_panel_4(available, from, rows.len(), panel),
-            6 => pack_panel_6(available, from, rows.len(), panel),
-            8 => pack_panel_8(available, from, rows.len(), panel),
-            14 => pack_panel_14(available, from, rows.len(), panel),
-            16 => pack_panel_16(available, from, rows.len(), panel),
-            32 => pack_panel_32(available, from, rows.len(), panel),
-            _ => unreachable!("no kernel has panels of {width}"),
-        }
+        return;
+    }
+    match width {
+        4 => pack_panel_4(available, from, rows, panel),
+        8 => pack_panel_8(available, from, rows, panel),
+        9 => pack_panel_9(available, from, rows, panel),
+        16 => pack_panel_16(available, from, rows, panel),
+        24 => pack_panel_24(available, from, rows, panel),
+        32 => pack_panel_32(available, from, rows, panel),
+        48 => pack_panel_48(available, from, rows, panel),
+        _ => unreachable!("no kernel has panels of {width}"),
     }
 }
 
@@ -260,7 +432,9 @@ macro_rules! pack_panel {
         }
     )*};
 }
-pack_panel!(pack_panel_4 4 pack_panel_6 6 pack_panel_8 8 pack_panel_14 14 pack_panel_16 16 pack_panel_32 32);
+pack_panel!(
+    pack_panel_4 4 pack_panel_8 8 pack_panel_9 9 pack_panel_16 16 pack_panel_24 24 pack_panel_32 32 pack_panel_48 48
+);
 
 #[inline(always)]
 fn pack_rows<E: Element, const WIDTH: usize>(from: View<E>, rows: usize, panel: &mut [E]) {
@@ -288,7 +462,7 @@ fn pack_rows<E: Element, const WIDTH: usize>(from: View<E>, rows: usize, panel: 
     }
 }
 
-/// What a product begins with.
+/// What a product is added to.
 #[derive(Clone, Copy)]
 pub(super) enum Begin<'a, E> {
     Zero,
@@ -311,95 +485,68 @@ pub(super) enum End<'a, E> {
 /// A product by all threads of the pool.
 ///
 /// # Safety
-/// As [`multiply`]; `out` and what `end` writes are whole rows, without gaps.
-#[expect(clippy::too_many_arguments, reason = "a product's own")]
+/// As [`multiply`]; the output and what `end` writes are whole rows, without gaps.
 pub(super) unsafe fn product<E: Element>(
     available: Available,
     pool: &Pool,
     workspaces: &[Mutex<Workspace>],
-    size: Size,
-    left: View<E>,
-    right: View<E>,
-    out: Output<E>,
+    right_scratch: &mut Scratch,
+    what: Multiplication<E>,
     begin: Begin<'_, E>,
     end: End<'_, E>,
 ) {
-    let kernel = E::kernel(available);
-    let pieces = cut(size, &kernel, pool.threads());
-    let (left, right, out_ref, end) = (&left, &right, &out, &end);
-    pool.each(pieces, |worker, (piece_rows, piece_columns)| {
-        let mut workspace = own(workspaces, worker);
-        let at = |rows: &Range<usize>, columns: &Range<usize>| {
-            (
-                piece_rows.start + rows.start..piece_rows.start + rows.end,
-                piece_columns.start + columns.start..piece_columns.start + columns.end,
-            )
-        };
-        let before = |rows: Range<usize>, columns: Range<usize>| {
-            let (rows, columns) = at(&rows, &columns);
-            for row in rows {
-                // SAFETY: pieces are disjoint, and the caller promised the output.
-                let out = unsafe { out_ref.row(row, &columns) };
-                match begin {
-                    Begin::Zero | Begin::Accumulate => {}
-                    Begin::Bias(bias) => out.copy_from_slice(&bias[columns.clone()]),
-                    Begin::BiasAndResidual(bias, residual) => {
-                        let residual = &residual[row * size.columns..][columns.clone()];
-                        for ((out, &b), &r) in out.iter_mut().zip(&bias[columns.clone()]).zip(residual) {
-                            *out = b + r;
-                        }
-                    }
+    let after = |rows: Range<usize>, columns: Range<usize>| {
+        for row in rows {
+            // SAFETY: parts are disjoint, and the caller promised the output.
+            let out = unsafe { what.out.row(row, &columns) };
+            let own = row * what.size.columns;
+            let own = own + columns.start..own + columns.end;
+            match begin {
+                Begin::Zero | Begin::Accumulate => {}
+                Begin::Bias(bias) => add(available, out, &bias[columns.clone()]),
+                Begin::BiasAndResidual(bias, residual) => {
+                    add(available, out, &bias[columns.clone()]);
+                    add(available, out, &residual[own.clone()]);
                 }
             }
-        };
-        let after = |rows: Range<usize>, columns: Range<usize>| {
-            let (rows, columns) = at(&rows, &columns);
-            for row in rows {
-                // SAFETY: as above.
-                let out = unsafe { out_ref.row(row, &columns) };
-                match end {
-                    End::Keep => {}
-                    // SAFETY: as above, for the other output.
-                    End::Gelu(into) => gelu::forward(available, unsafe { into.row(row, &columns) }, out),
-                    End::Multiply(by) => {
-                        for (out, &by) in out.iter_mut().zip(&by[row * size.columns..][columns.clone()]) {
-                            *out *= by;
-                        }
-                    }
-                }
+            match end {
+                End::Keep => {}
+                // SAFETY: as above, for the other output.
+                End::Gelu(into) => gelu::forward(available, unsafe { into.row(row, &columns) }, out),
+                End::Multiply(by) => scale(available, out, &by[own]),
             }
-        };
-        // SAFETY: pieces are disjoint parts of the output; the rest is the caller's promise.
-        unsafe {
-            multiply(
-                available,
-                &mut workspace.panels,
-                Size { rows: piece_rows.len(), columns: piece_columns.len(), depth: size.depth },
-                left.from(piece_rows.start, 0),
-                right.from(0, piece_columns.start),
-                Output {
-                    start: out_ref.start.add(piece_rows.start * out_ref.stride + piece_columns.start),
-                    ..*out_ref
-                },
-                !matches!(begin, Begin::Zero),
-                before,
-                after,
-            );
         }
-    });
+    };
+    let Size { rows, columns, depth } = what.size;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if rows * columns * depth < LEAST_WORK {
+            blocks(available, Alone(&mut own(workspaces, 0).left), right_scratch, what, after);
+        } else {
+            blocks(available, Together { pool, workspaces }, right_scratch, what, after);
+        }
+    }
 }
 
-/// Cuts an output into pieces along the side whose cut makes less be packed twice.
-fn cut<E: Element>(
-    size: Size,
-    kernel: &Kernel<E>,
-    threads: usize,
-) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + Send + use<E> {
-    let by_columns = size.rows < size.columns;
-    let (len, unit) = if by_columns { (size.columns, kernel.columns) } else { (size.rows, kernel.rows) };
-    let pieces = (size.rows * size.columns * size.depth / LEAST_WORK).clamp(1, threads);
-    steps(0..len, len.div_ceil(pieces).next_multiple_of(unit))
-        .map(move |part| if by_columns { (0..size.rows, part) } else { (part, 0..size.columns) })
+per_isa! {
+    fn add<E: Element>(to: &mut [E], x: &[E]) {
+        for (to, &x) in to.iter_mut().zip(x) {
+            *to += x;
+        }
+    }
+}
+
+per_isa! {
+    fn scale<E: Element>(to: &mut [E], by: &[E]) {
+        for (to, &by) in to.iter_mut().zip(by) {
+            *to *= by;
+        }
+    }
+}
+
+/// The length of as many equal parts as there are parts of `most`.
+fn even_step(len: usize, most: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1)).max(1)
 }
 
 /// Consecutive parts of `range` of `step` each, the last perhaps shorter.

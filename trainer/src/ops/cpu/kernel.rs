@@ -12,9 +12,9 @@ use super::isa::{Available, Isa, per_isa};
 pub(super) struct Tile<E> {
     /// Number of products summed for each element.
     pub(super) depth: usize,
-    /// Left panel: for each k, [`Kernel::rows`] elements.
-    pub(super) left: *const E,
-    /// Right panel: for each k, [`Kernel::columns`] elements.
+    /// Left factor.
+    pub(super) left: Left<E>,
+    /// Right panel: for each k, `columns` elements, rounded up to whole vectors.
     pub(super) right: *const E,
     /// First element of the output.
     pub(super) out: *mut E,
@@ -28,10 +28,27 @@ pub(super) struct Tile<E> {
     pub(super) accumulate: bool,
 }
 
+/// A tile's left factor.
+#[derive(Clone, Copy)]
+pub(super) enum Left<E> {
+    /// Rows, whose elements follow each other along k.
+    Rows {
+        start: *const E,
+        /// Elements from one row to the next.
+        stride: usize,
+    },
+    /// A panel: for each k, [`Kernel::rows`] elements.
+    Packed(*const E),
+}
+
 /// A micro-kernel and the size of its panels.
 #[derive(Clone, Copy)]
 pub struct Kernel<E> {
+    /// Most rows of a tile.
     pub(super) rows: usize,
+    /// Elements of a vector.
+    pub(super) lanes: usize,
+    /// Most columns of a tile, in whole vectors.
     pub(super) columns: usize,
     run: unsafe fn(Available, Tile<E>),
     transpose: Option<unsafe fn(Transpose<E>)>,
@@ -55,7 +72,14 @@ pub(super) struct Transpose<E> {
 impl<E: Element> Kernel<E> {
     /// Written for the compiler to vectorise.
     pub(super) fn portable(available: Available) -> Self {
-        Self { rows: PORTABLE_ROWS, columns: PORTABLE_COLUMNS, run: portable, transpose: None, available }
+        Self {
+            rows: PORTABLE_ROWS,
+            lanes: PORTABLE_COLUMNS,
+            columns: PORTABLE_COLUMNS,
+            run: portable,
+            transpose: None,
+            available,
+        }
     }
 
     /// Whether [`Kernel::transpose`] has instructions to use.
@@ -79,8 +103,8 @@ impl<E: Element> Kernel<E> {
     }
 
     /// # Safety
-    /// Panels must hold `depth` times [`Kernel::rows`] or [`Kernel::columns`] elements, and the output the rows and
-    /// columns given, which nothing else reads or writes meanwhile.
+    /// The left factor must have `rows` times `depth` elements, the right panel hold as many as [`Tile::right`] says, and
+    /// the output have the rows and columns given, which nothing else reads or writes meanwhile.
     #[inline(always)]
     pub(super) unsafe fn run(&self, tile: Tile<E>) {
         // SAFETY: the caller's promise; `available` is what the kernel was chosen by.
@@ -95,6 +119,7 @@ impl Kernel<f32> {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Self {
                 rows: x86::avx512::ROWS,
+                lanes: x86::avx512::LANES,
                 columns: x86::avx512::COLUMNS,
                 run: x86::avx512::run,
                 transpose: Some(x86::transpose),
@@ -103,6 +128,7 @@ impl Kernel<f32> {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Self {
                 rows: x86::avx2::ROWS,
+                lanes: x86::avx2::LANES,
                 columns: x86::avx2::COLUMNS,
                 run: x86::avx2::run,
                 transpose: None,
@@ -113,21 +139,26 @@ impl Kernel<f32> {
     }
 }
 
+/// Fetches the line at `at` into the second-level cache. It need not be there.
+#[inline(always)]
+pub(super) fn prefetch<E>(at: *const E) {
+    // SAFETY: every x86-64 processor has the instruction, and it faults nowhere.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 const PORTABLE_ROWS: usize = 4;
 const PORTABLE_COLUMNS: usize = 8;
 
 /// # Safety
 /// As [`Kernel::run`].
 unsafe fn portable<E: Element>(available: Available, tile: Tile<E>) {
-    // SAFETY: the caller's promise about the panels.
-    let (left, right) = unsafe {
-        (
-            std::slice::from_raw_parts(tile.left, tile.depth * PORTABLE_ROWS),
-            std::slice::from_raw_parts(tile.right, tile.depth * PORTABLE_COLUMNS),
-        )
-    };
     let mut sums = [[E::ZERO; PORTABLE_COLUMNS]; PORTABLE_ROWS];
-    portable_sums(available, left, right, &mut sums);
+    portable_sums(available, tile, &mut sums);
     for (i, sums) in sums.iter().enumerate().take(tile.rows) {
         // SAFETY: the caller's promise about the output.
         let out = unsafe { std::slice::from_raw_parts_mut(tile.out.add(i * tile.stride), tile.columns) };
@@ -138,15 +169,24 @@ unsafe fn portable<E: Element>(available: Available, tile: Tile<E>) {
 }
 
 per_isa! {
-    fn portable_sums<E: Element>(
-        left: &[E],
-        right: &[E],
-        sums: &mut [[E; PORTABLE_COLUMNS]; PORTABLE_ROWS],
-    ) {
+    /// Rows of the tile that are not there are the last one again.
+    fn portable_sums<E: Element>(tile: Tile<E>, sums: &mut [[E; PORTABLE_COLUMNS]; PORTABLE_ROWS]) {
         let mut local = [[E::ZERO; PORTABLE_COLUMNS]; PORTABLE_ROWS];
-        for (left, right) in left.chunks_exact(PORTABLE_ROWS).zip(right.chunks_exact(PORTABLE_COLUMNS)) {
-            for (sums, &l) in local.iter_mut().zip(left) {
-                for (sum, &r) in sums.iter_mut().zip(right) {
+        let (left, row, step) = match tile.left {
+            Left::Rows { start, stride } => (start, stride, 1),
+            Left::Packed(start) => (start, 1, PORTABLE_ROWS),
+        };
+        let rows: [usize; PORTABLE_ROWS] = std::array::from_fn(|i| i.min(tile.rows - 1) * row);
+        for k in 0..tile.depth {
+            // SAFETY: the promise of the caller of [`portable`] about the factors.
+            let (left, right) = unsafe {
+                (
+                    rows.map(|row| *left.add(row + k * step)),
+                    *tile.right.add(k * PORTABLE_COLUMNS).cast::<[E; PORTABLE_COLUMNS]>(),
+                )
+            };
+            for (sums, l) in local.iter_mut().zip(left) {
+                for (sum, r) in sums.iter_mut().zip(right) {
                     *sum += l * r;
                 }
             }
@@ -157,61 +197,108 @@ per_isa! {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    /// A kernel of two vectors to a row, for each number of rows.
+    /// A kernel of up to three vectors to a row, for each number of rows and of vectors. Three, because a row's element is
+    /// broadcast once for all of them: fewer instructions and loads for as many multiplications.
     macro_rules! kernel {
         ($name:ident, $feature:literal, $lanes:literal, $rows:literal, [$($r:literal)*],
          $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
             pub(super) mod $name {
                 use std::arch::x86_64::*;
 
-                use super::super::{Available, Tile};
+                use super::super::{Available, Left, Tile};
 
                 pub(in super::super) const ROWS: usize = $rows;
-                pub(in super::super) const COLUMNS: usize = 2 * $lanes;
+                pub(in super::super) const LANES: usize = $lanes;
+                pub(in super::super) const COLUMNS: usize = 3 * LANES;
+                /// Steps of k that are written out.
+                const UNROLLED: usize = 4;
+                /// Steps of k that the right panel is prefetched before its use.
+                const AHEAD: usize = 16;
 
                 /// # Safety
                 /// As [`super::super::Kernel::run`], on a processor with the instructions.
                 pub(in super::super) unsafe fn run(_: Available, tile: Tile<f32>) {
                     // SAFETY: the caller's promise.
                     unsafe {
-                        match tile.rows {
-                            $($r => rows::<$r>(tile),)*
-                            rows => unreachable!("{rows} rows in a tile of {ROWS}"),
+                        match tile.columns.div_ceil(LANES) {
+                            1 => rows::<1>(tile),
+                            2 => rows::<2>(tile),
+                            3 => rows::<3>(tile),
+                            vectors => unreachable!("{vectors} vectors in a tile of {COLUMNS} columns"),
+                        }
+                    }
+                }
+
+                unsafe fn rows<const VECTORS: usize>(tile: Tile<f32>) {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        match (tile.rows, tile.left) {
+                            $(($r, Left::Rows { .. }) => sums::<$r, VECTORS, false>(tile),
+                              ($r, Left::Packed(_)) => sums::<$r, VECTORS, true>(tile),)*
+                            (rows, _) => unreachable!("{rows} rows in a tile of {ROWS}"),
                         }
                     }
                 }
 
                 #[target_feature(enable = $feature)]
-                unsafe fn rows<const R: usize>(tile: Tile<f32>) {
-                    let mut sums = [[$zero(); 2]; R];
-                    let (mut left, mut right) = (tile.left, tile.right);
-                    for _ in 0..tile.depth {
-                        // SAFETY: the panels hold this step's elements.
-                        unsafe {
-                            let columns = [$load(right), $load(right.add($lanes))];
-                            for (i, sums) in sums.iter_mut().enumerate() {
-                                let row = $splat(*left.add(i));
-                                sums[0] = $fma(row, columns[0], sums[0]);
-                                sums[1] = $fma(row, columns[1], sums[1]);
-                            }
-                            left = left.add(ROWS);
-                            right = right.add(COLUMNS);
+                unsafe fn sums<const R: usize, const VECTORS: usize, const PACKED: bool>(tile: Tile<f32>) {
+                    let (left, stride) = match tile.left {
+                        Left::Rows { start, stride } => (start, stride),
+                        Left::Packed(start) => (start, 1),
+                    };
+                    // Opaque, because the compiler would rather keep one of them and compute the others at each step.
+                    let rows: [*const f32; R] =
+                        std::hint::black_box(std::array::from_fn(|i| left.wrapping_add(i * stride)));
+                    // Prefetching faults nowhere.
+                    for i in 0..R {
+                        for j in 0..VECTORS {
+                            let line = tile.out.wrapping_add(i * tile.stride + j * LANES);
+                            _mm_prefetch::<_MM_HINT_ET0>(line.cast());
                         }
+                    }
+                    let mut sums = [[$zero(); VECTORS]; R];
+                    let mut step = |k: usize| {
+                        let right = tile.right.wrapping_add(k * VECTORS * LANES);
+                        // SAFETY: both factors have these elements.
+                        let load = |j| unsafe { $load(right.wrapping_add(j * LANES)) };
+                        let columns: [_; VECTORS] = std::array::from_fn(load);
+                        for j in 0..VECTORS {
+                            let ahead = right.wrapping_add((AHEAD * VECTORS + j) * LANES);
+                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        }
+                        for (i, sums) in sums.iter_mut().enumerate() {
+                            let at = if PACKED { left.wrapping_add(k * ROWS + i) } else { rows[i].wrapping_add(k) };
+                            // SAFETY: as above.
+                            let row = $splat(unsafe { *at });
+                            for (sum, column) in sums.iter_mut().zip(columns) {
+                                *sum = $fma(row, column, *sum);
+                            }
+                        }
+                    };
+                    let mut k = 0;
+                    while k + UNROLLED <= tile.depth {
+                        for unrolled in 0..UNROLLED {
+                            step(k + unrolled);
+                        }
+                        k += UNROLLED;
+                    }
+                    for k in k..tile.depth {
+                        step(k);
                     }
                     for (i, sums) in sums.into_iter().enumerate() {
                         // SAFETY: the output holds `columns` elements in each row.
                         unsafe {
                             let out = tile.out.add(i * tile.stride);
-                            if tile.columns == COLUMNS {
-                                for (half, sum) in sums.into_iter().enumerate() {
-                                    let out = out.add(half * $lanes);
-                                    let value = if tile.accumulate { $add($load(out), sum) } else { sum };
-                                    $store(out, value);
+                            if tile.columns == VECTORS * LANES {
+                                for (j, sum) in sums.into_iter().enumerate() {
+                                    let out = out.add(j * LANES);
+                                    $store(out, if tile.accumulate { $add($load(out), sum) } else { sum });
                                 }
                             } else {
                                 let mut row = [0.0_f32; COLUMNS];
-                                $store(row.as_mut_ptr(), sums[0]);
-                                $store(row.as_mut_ptr().add($lanes), sums[1]);
+                                for (j, sum) in sums.into_iter().enumerate() {
+                                    $store(row.as_mut_ptr().add(j * LANES), sum);
+                                }
                                 for (j, sum) in row.into_iter().enumerate().take(tile.columns) {
                                     let out = out.add(j);
                                     *out = if tile.accumulate { *out + sum } else { sum };
@@ -224,14 +311,14 @@ mod x86 {
         };
     }
 
-    // 28 of 32 registers hold sums.
+    // 27 of 32 registers hold sums.
     kernel!(
-        avx512, "avx512f", 16, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+        avx512, "avx512f", 16, 9, [1 2 3 4 5 6 7 8 9],
         _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps
     );
     // 12 of 16.
     kernel!(
-        avx2, "avx2,fma", 8, 6, [1 2 3 4 5 6],
+        avx2, "avx2,fma", 8, 4, [1 2 3 4],
         _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps
     );
 
@@ -298,7 +385,7 @@ mod tests {
             if !kernel.transposes() {
                 continue;
             }
-            for (width, rows, depth) in [(14, 14, 16), (14, 9, 37), (32, 32, 5), (32, 17, 64), (32, 1, 1)] {
+            for (width, rows, depth) in [(16, 16, 16), (16, 9, 37), (48, 48, 5), (48, 33, 64), (32, 1, 1)] {
                 let stride = depth + 3;
                 let from: Vec<f32> = (0..rows * stride).map(|i| i as f32 + 1.0).collect();
                 let mut panel = vec![-1.0_f32; width * depth + 16];

@@ -24,7 +24,7 @@ mod pool;
 use std::sync::Mutex;
 
 pub use element::Element;
-use gemm::{Begin, End, Output, Size, View, Workspace};
+use gemm::{Begin, End, Output, Scratch, Size, View, Workspace};
 use isa::Available;
 pub use isa::Isa;
 use memory::Memory;
@@ -40,6 +40,7 @@ pub struct Cpu<E> {
     pool: Pool,
     available: Available,
     workspaces: Vec<Mutex<Workspace>>,
+    packed_right: Scratch,
     partials: Vec<f64>,
 }
 
@@ -63,6 +64,7 @@ impl<E: Element> Cpu<E> {
             pool: Pool::new(threads),
             available: Available::new(isa),
             workspaces: (0..threads).map(|_| Mutex::default()).collect(),
+            packed_right: Scratch::default(),
             partials: Vec::new(),
         }
     }
@@ -185,17 +187,20 @@ impl<E: Element> Ops for Cpu<E> {
             Finish::Gelu(_) => End::Gelu(whole_rows(gelu)),
             Finish::Multiply(_) => End::Multiply(&factor[..elements]),
         };
-        let size = Size { rows: out.rows, columns: out.columns, depth: left.columns };
         // SAFETY: spans have the sizes of their matrices, which agree as asserted, and outputs overlap nothing.
         unsafe {
             gemm::product(
                 self.available,
                 &self.pool,
                 &self.workspaces,
-                size,
-                view(left_slice, left),
-                view(right_slice, right),
-                whole_rows(out_slice),
+                &mut self.packed_right,
+                gemm::Multiplication {
+                    size: Size { rows: out.rows, columns: out.columns, depth: left.columns },
+                    left: view(left_slice, left),
+                    right: view(right_slice, right),
+                    out: whole_rows(out_slice),
+                    accumulate: start == Start::Accumulate,
+                },
                 begin,
                 end,
             );

@@ -71,7 +71,8 @@ impl Pool {
         Self { shared, workers }
     }
 
-    pub(super) fn threads(&self) -> usize {
+    #[cfg(test)]
+    fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
