@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::element::Element;
 use super::gelu;
 use super::isa::{Available, per_isa};
-use super::kernel::{self, Kernel, Left, Tile, Transpose};
+use super::kernel::{Kernel, Left, Tile, Transpose};
 use super::pool::Pool;
 
 /// Most k of a packed panel: a left panel fits the first-level cache, with room for the right one that streams by.
@@ -23,8 +23,6 @@ const LEAST_BLOCK: usize = 1 << 20;
 const RIGHT_PANELS: usize = 2;
 /// Most columns packed at a time: they fit the second-level cache.
 const COLUMNS: usize = 768;
-/// Lines of the right factor's next block that are fetched before each tile.
-const LINES_AHEAD: usize = 32;
 /// Least multiplications that are worth waking other threads.
 const LEAST_WORK: usize = 1 << 21;
 
@@ -89,27 +87,6 @@ impl<E> View<E> {
             start: unsafe { self.start.add(row * self.row + column * self.column) },
             ..self
         }
-    }
-
-    /// Addresses of all cache lines, or nearly, of the part at `rows` and `columns`; of these the share that `some` has
-    /// of `all`.
-    fn lines(
-        self,
-        rows: &Range<usize>,
-        columns: &Range<usize>,
-        some: &Range<usize>,
-        all: usize,
-    ) -> impl Iterator<Item = *const E> + use<E> {
-        let start = self.start.wrapping_add(rows.start * self.row + columns.start * self.column);
-        let (count, len) =
-            if self.column == 1 { (rows.len(), columns.len()) } else { (columns.len(), rows.len()) };
-        let stride = self.row.max(self.column);
-        let share = count * some.start / all..count * some.end / all;
-        share.flat_map(move |i| {
-            (0..len)
-                .step_by(size_of::<Line>() / size_of::<E>())
-                .map(move |j| start.wrapping_add(i * stride + j))
-        })
     }
 }
 
@@ -240,7 +217,7 @@ pub(super) unsafe fn multiply<E: Element>(
             };
             let accumulate = accumulate || depth.start > 0;
             let size = Size { depth: depth.len(), ..size };
-            tiles(kernel, size, left, right, out, accumulate, std::iter::empty());
+            tiles(kernel, size, left, right, out, accumulate);
         }
     }
 }
@@ -264,10 +241,9 @@ unsafe fn blocks<E: Element>(
     let depth_step = even_step(size.depth, DEPTH);
     let row_step = LEAST_BLOCK.div_ceil(column_step * depth_step).next_multiple_of(kernel.rows);
     let packed_right = right_scratch.take::<E>(column_step * depth_step);
-    let mut parts = steps(0..size.columns, column_step)
-        .flat_map(|columns| steps(0..size.depth, depth_step).map(move |depth| (columns.clone(), depth)))
-        .peekable();
-    while let Some((columns, depth)) = parts.next() {
+    let parts = steps(0..size.columns, column_step)
+        .flat_map(|columns| steps(0..size.depth, depth_step).map(move |depth| (columns.clone(), depth)));
+    for (columns, depth) in parts {
         let width = RIGHT_PANELS * kernel.columns;
         let packing = steps(columns.clone(), width).zip(packed_right.chunks_mut(width * depth.len()));
         hands.each(packing, |_, (columns, packed)| {
@@ -278,21 +254,19 @@ unsafe fn blocks<E: Element>(
             }
         });
         let packed_right = &*packed_right;
-        let next = parts.peek();
         hands.each(steps(0..size.rows, row_step), |scratch, rows| {
             // SAFETY: the factor has these elements.
             let left = unsafe {
                 let left = left.from(rows.start, depth.start);
                 left_panels(available, kernel, left, rows.len(), depth.len(), scratch)
             };
-            let ahead = next.map(|(columns, depth)| right.lines(depth, columns, &rows, size.rows));
             // SAFETY: the output has these elements, no other thread has these rows, and the panels are packed.
             unsafe {
                 let out = Output { start: out.start.add(rows.start * out.stride + columns.start), ..*out };
                 let size = Size { rows: rows.len(), columns: columns.len(), depth: depth.len() };
                 let accumulate = accumulate || depth.start > 0;
                 let right = |j: Range<usize>| packed_right[j.start * size.depth..].as_ptr();
-                tiles(kernel, size, left, right, out, accumulate, ahead.into_iter().flatten());
+                tiles(kernel, size, left, right, out, accumulate);
             }
             if depth.end == size.depth {
                 after(rows, columns.clone());
@@ -301,7 +275,7 @@ unsafe fn blocks<E: Element>(
     }
 }
 
-/// `left` and `right` tell where the factor's part for a tile is, from its first row and its columns. Between tiles, some of `ahead` is fetched into the second-level cache.
+/// `left` and `right` tell where the factor's part for a tile is, from its first row and its columns.
 ///
 /// # Safety
 /// The right panels must be packed for the size, the left factor and the output have it.
@@ -312,11 +286,9 @@ unsafe fn tiles<E: Element>(
     right: impl Fn(Range<usize>) -> *const E,
     out: Output<E>,
     accumulate: bool,
-    mut ahead: impl Iterator<Item = *const E>,
 ) {
     for i in steps(0..size.rows, kernel.rows) {
         for j in steps(0..size.columns, kernel.columns) {
-            ahead.by_ref().take(LINES_AHEAD).for_each(kernel::prefetch);
             // SAFETY: the tile lies in both factors and in the output.
             unsafe {
                 kernel.run(Tile {

@@ -139,18 +139,6 @@ impl Kernel<f32> {
     }
 }
 
-/// Fetches the line at `at` into the second-level cache. It need not be there.
-#[inline(always)]
-pub(super) fn prefetch<E>(at: *const E) {
-    // SAFETY: every x86-64 processor has the instruction, and it faults nowhere.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
 const PORTABLE_ROWS: usize = 4;
 const PORTABLE_COLUMNS: usize = 8;
 
@@ -212,8 +200,6 @@ mod x86 {
                 pub(in super::super) const COLUMNS: usize = 3 * LANES;
                 /// Steps of k that are written out.
                 const UNROLLED: usize = 4;
-                /// Steps of k that the right panel is prefetched before its use.
-                const AHEAD: usize = 16;
 
                 /// # Safety
                 /// As [`super::super::Kernel::run`], on a processor with the instructions.
@@ -249,23 +235,12 @@ mod x86 {
                     // Opaque, because the compiler would rather keep one of them and compute the others at each step.
                     let rows: [*const f32; R] =
                         std::hint::black_box(std::array::from_fn(|i| left.wrapping_add(i * stride)));
-                    // Prefetching faults nowhere.
-                    for i in 0..R {
-                        for j in 0..VECTORS {
-                            let line = tile.out.wrapping_add(i * tile.stride + j * LANES);
-                            _mm_prefetch::<_MM_HINT_ET0>(line.cast());
-                        }
-                    }
                     let mut sums = [[$zero(); VECTORS]; R];
                     let mut step = |k: usize| {
                         let right = tile.right.wrapping_add(k * VECTORS * LANES);
                         // SAFETY: both factors have these elements.
                         let load = |j| unsafe { $load(right.wrapping_add(j * LANES)) };
                         let columns: [_; VECTORS] = std::array::from_fn(load);
-                        for j in 0..VECTORS {
-                            let ahead = right.wrapping_add((AHEAD * VECTORS + j) * LANES);
-                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                        }
                         for (i, sums) in sums.iter_mut().enumerate() {
                             let at = if PACKED { left.wrapping_add(k * ROWS + i) } else { rows[i].wrapping_add(k) };
                             // SAFETY: as above.
