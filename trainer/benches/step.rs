@@ -2,7 +2,8 @@
 //!
 //! `step run CONFIG SECONDS` prints one line of JSON; `step compare PYTHON` runs it and `step_pytorch.py` beside this
 //! file in turns, each in its own process, and prints a table. Two steps warm up; the rate is that of the median step,
-//! so that what else the machine does for a moment does not count.
+//! so that what else the machine does for a moment does not count. Each turn also measures what the processor can do at
+//! most, so that both rates are given as shares of it.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
 
 use std::collections::BTreeMap;
@@ -32,6 +33,8 @@ const CONFIGS: [(&str, [usize; 6]); 3] = [
 #[derive(Deserialize)]
 struct Measured {
     tokens_per_second: f64,
+    #[serde(default)]
+    flops_per_token: f64,
     peak_bytes: f64,
 }
 
@@ -84,8 +87,58 @@ fn run(config: &str, seconds: Duration) -> Result<(), Box<dyn Error>> {
     }
     durations.sort_by(f64::total_cmp);
     let rate = count as f64 / durations[durations.len() / 2];
-    println!("{{\"tokens_per_second\":{rate:.1},\"peak_bytes\":{},\"loss\":{loss:.4}}}", peak()?);
+    println!(
+        "{{\"tokens_per_second\":{rate:.1},\"flops_per_token\":{},\"peak_bytes\":{},\"loss\":{loss:.4}}}",
+        shape.flops_per_token(context),
+        peak()?
+    );
     Ok(())
+}
+
+/// Operations a second of multiply-adds in registers alone, in f32 by all threads: the most that a program could reach.
+#[cfg(target_arch = "x86_64")]
+fn processor() -> f64 {
+    const CHAINS: usize = 24;
+    const STEPS: usize = 1 << 22;
+    macro_rules! multiply_add {
+        ($feature:literal, $lanes:literal, $splat:ident, $fma:ident) => {{
+            #[target_feature(enable = $feature)]
+            fn run() -> usize {
+                let mut sums = [$splat(0.0); CHAINS];
+                let (x, y) = std::hint::black_box(($splat(1e-9), $splat(1.0)));
+                for _ in 0..STEPS {
+                    for sum in &mut sums {
+                        *sum = $fma(x, y, *sum);
+                    }
+                }
+                std::hint::black_box(sums);
+                2 * $lanes * CHAINS * STEPS
+            }
+            // SAFETY: asked for below.
+            || unsafe { run() }
+        }};
+    }
+    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
+    let run: fn() -> usize = if is_x86_feature_detected!("avx512f") {
+        multiply_add!("avx512f", 16, _mm512_set1_ps, _mm512_fmadd_ps)
+    } else {
+        assert!(is_x86_feature_detected!("fma"), "a processor with AVX2 and FMA is needed");
+        multiply_add!("avx2,fma", 8, _mm256_set1_ps, _mm256_fmadd_ps)
+    };
+    std::thread::scope(|scope| {
+        let timed = || {
+            let start = Instant::now();
+            run() as f64 / start.elapsed().as_secs_f64()
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(timed)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it cannot panic")).sum()
+    })
+}
+
+/// What no kernel is written for.
+#[cfg(not(target_arch = "x86_64"))]
+fn processor() -> f64 {
+    f64::NAN
 }
 
 /// Most memory that this process has had resident.
@@ -107,8 +160,10 @@ fn measure(command: &mut Command) -> Result<Measured, Box<dyn Error>> {
 fn compare(python: &str) -> Result<(), Box<dyn Error>> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/step_pytorch.py");
     let seconds = SECONDS.to_string();
-    println!("| model | tokens/s | PyTorch | ratio (lowest, highest) | peak memory | PyTorch | ratio |");
-    println!("|---|---|---|---|---|---|---|");
+    println!(
+        "| model | tokens/s | PyTorch | ratio (lowest, highest) | of peak | PyTorch | memory | PyTorch | ratio |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (config, sizes) in CONFIGS {
         let mut columns: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..TURNS {
@@ -120,6 +175,7 @@ fn compare(python: &str) -> Result<(), Box<dyn Error>> {
                     .args([&THREADS.to_string(), &seconds]),
             )?;
             for (column, value) in [
+                ("processor", processor() / ours.flops_per_token),
                 ("rate", ours.tokens_per_second),
                 ("their rate", theirs.tokens_per_second),
                 ("ratio", ours.tokens_per_second / theirs.tokens_per_second),
@@ -137,12 +193,14 @@ fn compare(python: &str) -> Result<(), Box<dyn Error>> {
         let median = |column: &str| sorted(column)[TURNS / 2];
         let ratios = sorted("ratio");
         println!(
-            "| {config} | {:.0} | {:.0} | {:.2} ({:.2}, {:.2}) | {:.0} MB | {:.0} MB | {:.2} |",
+            "| {config} | {:.0} | {:.0} | {:.2} ({:.2}, {:.2}) | {:.2} | {:.2} | {:.0} MB | {:.0} MB | {:.2} |",
             median("rate"),
             median("their rate"),
             median("ratio"),
             ratios[0],
             ratios[TURNS - 1],
+            median("rate") / median("processor"),
+            median("their rate") / median("processor"),
             median("peak"),
             median("their peak"),
             median("peak") / median("their peak"),
