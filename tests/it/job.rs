@@ -64,6 +64,10 @@ fn four_containers_end_with_the_same_bits_as_four_processes() {
     for (folder, engine) in folders.iter().zip(["process", "podman"]) {
         let (child, run_dir) = start(folder.path(), 40, &["--engine", engine, "--nodes", "4"]);
         let answer = said(&child.wait_with_output().unwrap());
+        if engine == "podman" && answer.code == Some(5) && std::env::var_os("CI").is_none() {
+            eprintln!("SKIPPED, no container can be run here: {}", answer.err);
+            return;
+        }
         assert_eq!(answer.code, Some(0), "{engine}: {}", answer.err);
         let steps = reported(&run_dir, "step");
         losses.push(steps.iter().map(|step| step["loss"].to_string()).collect::<Vec<_>>());
