@@ -4,6 +4,7 @@
 //! as anything else than a folder, a file or a link. Owners and times are left out: whoever unpacks owns the files.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
@@ -12,9 +13,10 @@ use flate2::read::GzDecoder;
 use fs_err::File;
 use oci_spec::image::MediaType;
 use tar::{Archive, EntryType};
+use trainyard_spec::Digest;
 
 use crate::oci::{self, Layout};
-use crate::store::{self, Store};
+use crate::store::{self, Store, digest_of};
 
 /// Why an image could not be unpacked.
 #[derive(Debug, thiserror::Error)]
@@ -57,14 +59,38 @@ pub fn unpack(layout: &Layout, cache: &Path) -> Result<PathBuf, Error> {
     let store = Store::new(cache);
     let target = cache.join("rootfs").join(layout.digest.hex());
     let _only_one = store.lock(&format!("rootfs-{}", layout.digest.short()))?;
-    // It was renamed into place when it was whole.
-    if target.is_dir() {
+    let note = target.with_extension("state");
+    let io = |source| Error::Io { path: PathBuf::from("/"), source };
+    // What is executed without any container around it is worth reading over each time.
+    let remembered = std::fs::read_to_string(&note).ok();
+    if target.is_dir() && remembered == Some(state(&target).map_err(io)?.to_string()) {
         return Ok(target);
     }
     let staging = store.staging()?;
     unpack_into(layout, staging.path())?;
+    let state = state(staging.path()).map_err(io)?;
     staging.install(&target)?;
+    store::write_whole(&note, state.to_string().as_bytes())?;
     Ok(target)
+}
+
+/// Digest of the paths, kinds, modes and contents of all that is in a folder.
+fn state(folder: &Path) -> io::Result<Digest> {
+    let mut text = String::new();
+    for entry in walkdir::WalkDir::new(folder).sort_by_file_name() {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        let content = if metadata.is_file() {
+            digest_of(std::fs::File::open(entry.path())?)?.0.to_string()
+        } else if metadata.is_symlink() {
+            format!("{:?}", std::fs::read_link(entry.path())?)
+        } else {
+            "folder".to_owned()
+        };
+        let path = entry.path().strip_prefix(folder).unwrap_or(entry.path());
+        writeln!(text, "{path:?} {:o} {content}", metadata.permissions().mode()).map_err(io::Error::other)?;
+    }
+    Ok(Digest::of(text.as_bytes()))
 }
 
 /// Unpacks the image into an existing empty folder.
@@ -127,6 +153,7 @@ fn apply(layer: impl Read, folder: &Path) -> Result<(), Error> {
                 remove(&target).map_err(io)?;
                 let mut file = File::create_new(&target).map_err(io)?;
                 io::copy(&mut entry, &mut file).map_err(io)?;
+                file.sync_all().map_err(io)?;
                 fs_err::set_permissions(&target, PermissionsExt::from_mode(mode)).map_err(io)?;
             }
             EntryType::Symlink => {

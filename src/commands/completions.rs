@@ -1,6 +1,6 @@
 //! `trainyard completions` and `trainyard man`: generated from the command line's own definition.
 
-use std::io;
+use std::io::{self, Write as _};
 
 use anyhow::Context;
 use clap::CommandFactory;
@@ -10,7 +10,13 @@ use crate::cli::{Cli, Completions, Man};
 use crate::failure::Failure;
 
 pub(crate) fn completions(arguments: &Completions) -> Result<Exit, Failure> {
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "trainyard", &mut io::stdout());
+    // To memory first: writing to a closed pipe or a full disk is an error here, but a panic there.
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "trainyard", &mut script);
+    io::stdout()
+        .write_all(&script)
+        .context("cannot write the completions")
+        .map_err(|error| Failure::new(Exit::Infrastructure, error))?;
     Ok(Exit::Done)
 }
 

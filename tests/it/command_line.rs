@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use insta::assert_snapshot;
 
-use crate::yard::{done, job, root, run, trainyard};
+use crate::yard::{done, job, root, run, said, trainyard};
 
 #[test]
 fn help() {
@@ -21,6 +21,16 @@ fn completions_and_man_pages_name_every_command() {
     for command in ["launch", "status", "logs", "stop", "lock", "build", "inspect", "verify", "data"] {
         assert!(script.contains(&format!("trainyard,{command}")), "{command}");
         assert!(folder.path().join(format!("trainyard-{command}.1")).is_file(), "{command}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_exit_7() {
+    for arguments in [&["completions", "bash"][..], &["status"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let answer = said(&trainyard(arguments).stdout(full).output().unwrap());
+        assert_eq!(answer.code, Some(7), "{arguments:?}: {}", answer.err);
+        assert!(answer.err.contains("No space left"), "{arguments:?}: {}", answer.err);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Unpacking images that others made, honest and hostile.
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -92,6 +93,28 @@ fn later_layers_replace_and_remove() {
     let mut found: Vec<String> = walk(&rootfs);
     found.sort();
     assert_eq!(found, ["d/keep=1", "h=2", "l->x", "o/new=2", "x=2"]);
+}
+
+#[test]
+fn a_damaged_root_is_made_anew() {
+    let (folder, rootfs) =
+        unpacked(&[&[("bin/x", EntryType::Regular, "1"), ("bin/y", EntryType::Regular, "2")]]);
+    let rootfs = rootfs.unwrap();
+    let layout = Layout::open(&folder.path().join("image")).unwrap();
+    let x = rootfs.join("bin/x");
+    let damages: [&dyn Fn(); 4] = [
+        &|| std::fs::write(&x, "").unwrap(),
+        &|| std::fs::remove_file(&x).unwrap(),
+        &|| std::fs::set_permissions(&x, PermissionsExt::from_mode(0o600)).unwrap(),
+        &|| std::fs::write(rootfs.join("bin/z"), "3").unwrap(),
+    ];
+    let mode = || x.metadata().unwrap().permissions().mode();
+    let whole = (walk(&rootfs), mode());
+    for damage in damages {
+        damage();
+        assert_eq!(unpack(&layout, &folder.path().join("cache")).unwrap(), rootfs);
+        assert_eq!((walk(&rootfs), mode()), whole);
+    }
 }
 
 fn walk(folder: &Path) -> Vec<String> {
