@@ -172,6 +172,7 @@ fn judge(rank: &Rank, status: RankStatus) -> Option<(Weight, FailureClass, Strin
         RankStatus::Code(code) => (Some(code), None),
         RankStatus::Signal(signal) => (None, Some(signal)),
     };
+    let how = if matches!(status, RankStatus::Signal(_)) { "killed" } else { "stopped" };
     if let Some((class, message)) = &rank.reported {
         let weight = match class {
             FailureClass::Network => Weight::Consequence,
@@ -186,7 +187,7 @@ fn judge(rank: &Rank, status: RankStatus) -> Option<(Weight, FailureClass, Strin
     };
     Some(match (code, signal) {
         (_, Some(signal)) => {
-            (Weight::Cause, FailureClass::Unknown, format!("was killed by signal {signal}{words}"))
+            (Weight::Cause, FailureClass::Unknown, format!("was {how} by signal {signal}{words}"))
         }
         (code, _) => {
             let code = code.unwrap_or_default();
@@ -223,6 +224,7 @@ mod tests {
             (vec![reports(0, Network), exit(0, Code(1)), exit(1, Signal(9))], 1, Unknown),
             (vec![exit(0, Code(1)), exit(1, Signal(9))], 1, Unknown),
             (vec![exit(0, Code(1)), exit(1, Code(137))], 1, Unknown),
+            (vec![reports(0, Network), exit(0, Code(143)), exit(1, Code(143))], 1, Unknown),
             (vec![exit(0, Code(1)), reports(1, Host), exit(1, Code(7))], 1, Host),
             (vec![reports(0, Network), exit(0, Code(1)), exit(1, Code(3))], 1, User),
             (vec![exit(0, Code(1)), exit(1, Code(1))], 0, User),

@@ -99,6 +99,22 @@ fn a_killed_rank_restarts_the_job_from_its_checkpoint() {
 }
 
 #[test]
+fn the_rank_that_was_told_to_end_is_the_one_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--engine", "process", "--nodes", "2", "--max-restarts", "0"];
+    let (child, run_dir) = start(folder.path(), 100_000, &options);
+    wait_until("it trains", || steps_done(&run_dir) > 5);
+    let second = |id: &&u32| {
+        let variables = fs::read(format!("/proc/{id}/environ")).unwrap();
+        variables.split(|&byte| byte == 0).any(|variable| variable == b"RANK=1")
+    };
+    kill(*ranks(&run_dir).iter().find(second).unwrap(), Signal::TERM);
+    let answer = said(&child.wait_with_output().unwrap());
+    assert_eq!(answer.code, Some(7), "{}", answer.err);
+    assert!(answer.err.contains("rank 1: was stopped by signal 15"), "{}", answer.err);
+}
+
+#[test]
 fn restarts_that_are_spent_are_exit_7_and_name_the_first_failure() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["--engine", "process", "--nodes", "2", "--max-restarts", "0"];

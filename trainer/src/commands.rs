@@ -100,7 +100,13 @@ fn train(arguments: &cli::Train) -> ExitCode {
     })();
     match trained {
         Ok(Outcome::Finished) => ExitCode::SUCCESS,
-        Ok(Outcome::Stopped) => STOPPED.into(),
+        Ok(Outcome::Stopped { asked }) => {
+            if !asked {
+                let message = "another rank was asked to stop, and this one stopped with it".to_owned();
+                reporter.own(&TrainerEvent::Failed { class: FailureClass::Network, message });
+            }
+            STOPPED.into()
+        }
         Err(error) => {
             reporter.own(&TrainerEvent::Failed { class: error.class(), message: error.to_string() });
             complain(&format!("error: {error}"));

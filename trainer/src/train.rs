@@ -54,7 +54,10 @@ pub enum Outcome {
     /// All steps are done.
     Finished,
     /// A rank was asked to stop; what was reached is in a checkpoint.
-    Stopped,
+    Stopped {
+        /// Whether this rank was.
+        asked: bool,
+    },
 }
 
 /// Why a run ended.
@@ -142,7 +145,8 @@ pub fn run(options: &Options, settings: &Settings, reporter: &mut Reporter) -> R
             session.checkpoint(options, reporter)?;
         }
         if stopping && !last {
-            return Ok(Outcome::Stopped);
+            // Read again: where all are asked, the signals do not come in the same step.
+            return Ok(Outcome::Stopped { asked: stop.load(Ordering::Relaxed) });
         }
     }
     let step = session.step;

@@ -93,8 +93,18 @@ fn sigterm_to_one_rank_stops_all_with_a_checkpoint() {
     ranks[2].signal(Signal::TERM);
     let ended: Vec<_> = ranks.into_iter().map(crate::ranks::Rank::wait).collect();
     assert!(ended.iter().all(|rank| rank.status.code() == Some(143)), "{ended:?}");
-    let Some(TrainerEvent::Checkpoint { step, .. }) = ended[0].events.last() else { panic!("{ended:?}") };
-    assert_eq!(lab.newest("c").0.manifest.step, *step);
+    let step = ended[0].events.iter().find_map(|event| match event {
+        TrainerEvent::Checkpoint { step, .. } => Some(*step),
+        _ => None,
+    });
+    assert_eq!(Some(lab.newest("c").0.manifest.step), step);
+    // So that whoever asks what happened is led to the rank that got the signal.
+    let lost_a_peer = |rank: &crate::ranks::Ended| {
+        rank.events
+            .iter()
+            .any(|event| matches!(event, TrainerEvent::Failed { class: FailureClass::Network, .. }))
+    };
+    assert_eq!(ended.iter().map(lost_a_peer).collect::<Vec<_>>(), [true, true, false]);
 }
 
 #[test]
