@@ -81,7 +81,7 @@ pub(crate) struct Launch {
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
     /// Go on with a job that ended early, as it was planned, from its newest checkpoint
-    #[arg(long, value_name = "ID", conflicts_with_all = ["job", "nodes", "engine", "data", "run_dir", "max_restarts", "dry_run"])]
+    #[arg(long, value_name = "JOB", conflicts_with_all = ["job", "nodes", "engine", "data", "run_dir", "max_restarts", "dry_run"])]
     pub(crate) resume: Option<String>,
     /// Fresh attempts after a failure [default: the manifest's]
     #[arg(long, value_name = "N")]
@@ -108,7 +108,7 @@ pub(crate) struct Controller {
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// Job to show [default: all]
+    /// Job to show, by id or run directory [default: all]
     pub(crate) job: Option<String>,
     /// How to print
     #[arg(long, value_enum, default_value_t)]
@@ -117,7 +117,7 @@ pub(crate) struct Status {
 
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// Job [default: the newest]
+    /// Job, by id or run directory [default: the newest]
     pub(crate) job: Option<String>,
     /// Go on printing until the job is over
     #[arg(short, long)]
@@ -129,7 +129,7 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
-    /// Job to stop
+    /// Job to stop, by id or run directory
     pub(crate) job: String,
 }
 

@@ -65,10 +65,30 @@ macro_rules! failures {
     )*};
 }
 
+fn manifest_exit(error: &trainyard_builder::manifest::Error) -> Exit {
+    use trainyard_builder::manifest::Error;
+    match error {
+        Error::Read { .. } | Error::NotAFile { .. } => Exit::Usage,
+        Error::TooLarge { .. } | Error::NotText { .. } | Error::Faults(_) => Exit::Invalid,
+    }
+}
+
+fn prepare_exit(error: &trainyard_trainer::data::prepare::PrepareError) -> Exit {
+    use trainyard_trainer::data::prepare::PrepareError;
+    match error {
+        PrepareError::Text { .. }
+        | PrepareError::NotAFile { .. }
+        | PrepareError::Exists { .. }
+        | PrepareError::Fraction { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }
+}
+
 fn build_exit(error: &trainyard_builder::image::Error) -> Exit {
     use trainyard_builder::image::Error;
     match error {
-        Error::Manifest(_) | Error::Kind { .. } | Error::Conflict(_) | Error::Budget { .. } => Exit::Invalid,
+        Error::Manifest(error) => manifest_exit(error),
+        Error::Kind { .. } | Error::Conflict(_) | Error::Budget { .. } => Exit::Invalid,
         Error::Lock(error) => lock_exit(error),
         Error::Read { .. } => Exit::Usage,
         _ => Exit::Input,
@@ -78,8 +98,8 @@ fn build_exit(error: &trainyard_builder::image::Error) -> Exit {
 fn lock_exit(error: &trainyard_builder::lock::Error) -> Exit {
     use trainyard_builder::lock::Error;
     match error {
-        Error::Read { .. } => Exit::Usage,
-        Error::Faults(_) | Error::Missing { .. } | Error::Stale { .. } => Exit::Invalid,
+        Error::Manifest(error) => manifest_exit(error),
+        Error::Missing { .. } | Error::Stale { .. } => Exit::Invalid,
         Error::Input { .. } | Error::Toolchain { .. } | Error::Write(_) => Exit::Input,
     }
 }
@@ -88,16 +108,20 @@ fn corpus_exit(error: &trainyard_builder::corpus::Error) -> Exit {
     use trainyard_builder::corpus::Error;
     match error {
         Error::Read { .. } => Exit::Usage,
-        Error::Manifest(_) | Error::Kind { .. } | Error::Pattern { .. } | Error::Empty { .. } => {
-            Exit::Invalid
-        }
+        Error::Manifest(error) => manifest_exit(error),
+        Error::Kind { .. } | Error::Pattern { .. } | Error::Empty { .. } => Exit::Invalid,
         Error::Lock(error) => lock_exit(error),
         Error::Input(_) | Error::NotText { .. } | Error::Store(_) => Exit::Input,
     }
 }
 
 failures! {
-    trainyard_spec::Faults => |_| Exit::Invalid, |_| None;
+    trainyard_builder::manifest::Error => manifest_exit, |_| None;
+    trainyard_trainer::data::prepare::PrepareError => prepare_exit, |error| match error {
+        trainyard_trainer::data::prepare::PrepareError::NotAFile { .. } => Some("write what the pipe holds to a file first".to_owned()),
+        _ => None,
+    };
+    trainyard_trainer::data::DataError => |_| Exit::Input, |_| None;
     crate::settings::NoHome => |_| Exit::Usage, |_| Some("set HOME, or TRAINYARD_HOME to a folder that you own".to_owned());
     trainyard_builder::image::Error => build_exit, trainyard_builder::image::Error::hint;
     trainyard_builder::lock::Error => lock_exit, trainyard_builder::lock::Error::hint;
@@ -114,9 +138,13 @@ failures! {
     };
     trainyard_launcher::run_dir::RunDirError => |error| match error {
         trainyard_launcher::run_dir::RunDirError::Used { .. } => Exit::Usage,
+        trainyard_launcher::run_dir::RunDirError::Plan { .. } => Exit::Invalid,
         _ => Exit::Preflight,
     }, |_| None;
-    trainyard_launcher::jobs::JobsError => |_| Exit::Usage, |_| None;
+    trainyard_launcher::jobs::JobsError => |error| match error {
+        trainyard_launcher::jobs::JobsError::RunDir(trainyard_launcher::run_dir::RunDirError::Plan { .. }) => Exit::Invalid,
+        _ => Exit::Usage,
+    }, |_| None;
     trainyard_launcher::logs::LogsError => |_| Exit::Infrastructure, |_| None;
     trainyard_launcher::supervise::RunError => |_| Exit::Infrastructure, |_| None;
 }

@@ -11,14 +11,14 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 use trainyard_spec::corpus::CorpusManifest;
 use trainyard_spec::lock::{Lock, LockedInput};
-use trainyard_spec::{Digest, Faults, FormatVersion, Name, toml};
+use trainyard_spec::{Digest, FormatVersion, Name};
 
 use crate::input::archive::{self, Limits};
 use crate::input::{self, python};
-use crate::lock;
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::store::{self, Store};
+use crate::{lock, manifest};
 
 /// Names how texts are joined. Part of what a corpus is remembered by.
 const FORMAT: &str = "texts in order of input and path, each ending with a line feed; 1";
@@ -55,7 +55,7 @@ pub enum Source {
 /// Why there is no text.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manifest or a text beside it cannot be read.
+    /// A text beside the manifest cannot be read.
     #[error("cannot read {path}: {source}", path = .path.display())]
     Read {
         /// The file.
@@ -63,9 +63,9 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
-    /// The manifest is wrong.
+    /// The manifest cannot be read, or is wrong.
     #[error(transparent)]
-    Manifest(#[from] Faults),
+    Manifest(#[from] manifest::Error),
     /// The lock is missing, wrong or out of date.
     #[error(transparent)]
     Lock(#[from] lock::Error),
@@ -139,9 +139,7 @@ impl Error {
 /// When the manifest or lock is wrong, an input is damaged or hostile, or one is out of reach and the manifest names
 /// nothing to stand in for it.
 pub fn corpus(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Corpus, Error> {
-    let text = fs_err::read_to_string(manifest)
-        .map_err(|source| Error::Read { path: manifest.to_owned(), source })?;
-    let described: CorpusManifest = toml::read(&manifest.display().to_string(), &text)?;
+    let described: CorpusManifest = manifest::read(manifest)?;
     let lock = lock::read(manifest, &described.input)?;
     let store = Store::new(&settings.cache);
     let make = Make { path: manifest, manifest: &described, store: &store, settings, progress };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use trainyard_spec::image::ImageManifest;
 use trainyard_spec::input::Input;
 use trainyard_spec::lock::{Lock, LockedInput};
-use trainyard_spec::{ByteSize, Digest, Faults, FormatVersion, Name};
+use trainyard_spec::{ByteSize, Digest, FormatVersion, Name};
 
 use crate::input::cargo::{Compilation, Toolchain};
 use crate::input::link::Linked;
@@ -22,7 +22,7 @@ use crate::settings::{LinkFrom, Settings};
 use crate::store::{self, Store, digest_of};
 use crate::tree::{Conflict, Tree};
 use crate::unchanged::{self, Sources};
-use crate::{lock, oci, tree};
+use crate::{lock, manifest, oci, tree};
 
 /// Files named when an image is larger than its budget.
 const LARGEST_NAMED: usize = 5;
@@ -55,7 +55,7 @@ impl Image {
 /// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manifest cannot be read.
+    /// A source or binary cannot be read.
     #[error("cannot read {path}: {source}", path = .path.display())]
     Read {
         /// The file.
@@ -63,9 +63,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The manifest is wrong.
+    /// The manifest cannot be read, or is wrong.
     #[error(transparent)]
-    Manifest(#[from] Faults),
+    Manifest(#[from] manifest::Error),
     /// The lock is missing, wrong or out of date.
     #[error(transparent)]
     Lock(#[from] lock::Error),
@@ -196,16 +196,6 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
     Ok(image)
 }
 
-/// Reads an image manifest.
-///
-/// # Errors
-/// When it cannot be read or is wrong.
-pub fn read_manifest(path: &Path) -> Result<ImageManifest, Error> {
-    let text =
-        fs_err::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    Ok(trainyard_spec::toml::read(&path.display().to_string(), &text)?)
-}
-
 /// Puts an image together in a workshop.
 pub(crate) fn assemble(
     path: &Path,
@@ -213,7 +203,7 @@ pub(crate) fn assemble(
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<Assembled, Error> {
-    let manifest = read_manifest(path)?;
+    let manifest: ImageManifest = manifest::read(path)?;
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let build = Build { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };

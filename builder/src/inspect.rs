@@ -1,8 +1,8 @@
 //! What an image holds, read from its bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use oci_spec::image::MediaType;
@@ -12,6 +12,7 @@ use trainyard_spec::Digest;
 
 use crate::oci::{self, Layout};
 use crate::store::digest_of;
+use crate::unpack;
 
 /// What an image holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -51,6 +52,8 @@ pub struct LayerReport {
     pub unpacked_size: u64,
     /// Its files, by absolute path.
     pub files: BTreeMap<String, FileReport>,
+    /// Entries that no image should have and that are not unpacked, each with what is wrong about it.
+    pub remarks: Vec<String>,
 }
 
 /// A file of a layer.
@@ -103,9 +106,9 @@ pub fn inspect(layout: &Layout) -> Result<Report, Error> {
         let failed =
             |source| Error::Layer { digest: digest.clone(), folder: layout.folder().to_owned(), source };
         let file = io::BufReader::new(layout.layer(described)?);
-        let files = match described.media_type() {
-            MediaType::ImageLayerGzip => files(GzDecoder::new(file)),
-            _ => files(file),
+        let (files, remarks) = match described.media_type() {
+            MediaType::ImageLayerGzip => read(GzDecoder::new(file)),
+            _ => read(file),
         }
         .map_err(failed)?;
         layers.push(LayerReport {
@@ -114,6 +117,7 @@ pub fn inspect(layout: &Layout) -> Result<Report, Error> {
             size: described.size(),
             unpacked_size: files.values().map(|file| file.size).sum(),
             files,
+            remarks,
         });
     }
     Ok(Report {
@@ -129,18 +133,41 @@ pub fn inspect(layout: &Layout) -> Result<Report, Error> {
     })
 }
 
-fn files(layer: impl io::Read) -> io::Result<BTreeMap<String, FileReport>> {
-    let mut files = BTreeMap::new();
+/// The files of a layer, and remarks on its other entries.
+fn read(layer: impl io::Read) -> io::Result<(BTreeMap<String, FileReport>, Vec<String>)> {
+    let (mut files, mut remarks) = (BTreeMap::new(), Vec::new());
+    let mut links = BTreeSet::new();
     let mut archive = Archive::new(layer);
     for entry in archive.entries()? {
         let mut entry = entry?;
-        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
+        let named = entry.path()?.into_owned();
+        let Some(path) = unpack::clean(&named).map(|path| Path::new("/").join(path)) else {
+            remarks.push(format!("{}: leads out of the image", named.display()));
+            continue;
+        };
+        if let Some(link) = path.ancestors().skip(1).find(|folder| links.contains(*folder)) {
+            remarks.push(format!("{}: leads through the link {}", named.display(), link.display()));
             continue;
         }
-        let path = format!("/{}", entry.path()?.display().to_string().trim_start_matches(['.', '/']));
-        let (size, mode) = (entry.size(), entry.header().mode()?);
-        let (digest, _) = digest_of(&mut entry)?;
-        files.insert(path, FileReport { size, mode, digest });
+        match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Continuous => {
+                let (size, mode) = (entry.size(), entry.header().mode()?);
+                let (digest, _) = digest_of(&mut entry)?;
+                files.insert(path.display().to_string(), FileReport { size, mode, digest });
+            }
+            EntryType::Symlink => drop(links.insert(path)),
+            EntryType::Directory | EntryType::Link => {}
+            other => remarks.push(format!("{}: is a {}", named.display(), special(other))),
+        }
     }
-    Ok(files)
+    Ok((files, remarks))
+}
+
+fn special(kind: EntryType) -> String {
+    match kind {
+        EntryType::Char => "character device".to_owned(),
+        EntryType::Block => "block device".to_owned(),
+        EntryType::Fifo => "named pipe".to_owned(),
+        other => format!("tar entry of kind {:?}", char::from(other.as_byte())),
+    }
 }

@@ -13,6 +13,7 @@ pub mod input;
 pub mod inspect;
 pub mod layer;
 pub mod lock;
+pub mod manifest;
 pub mod oci;
 pub mod progress;
 pub mod settings;

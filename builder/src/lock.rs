@@ -11,6 +11,7 @@ use trainyard_spec::lock::Lock;
 use trainyard_spec::{Digest, Faults, FormatVersion, Name, toml};
 
 use crate::input::{self, cargo, deb, python};
+use crate::manifest;
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::store::{self, Store};
@@ -18,17 +19,9 @@ use crate::store::{self, Store};
 /// Why there is no lock to use.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manifest or lock cannot be read.
-    #[error("cannot read {path}: {source}", path = .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The manifest or lock is wrong.
+    /// The manifest or lock cannot be read, or is wrong.
     #[error(transparent)]
-    Faults(#[from] Faults),
+    Manifest(#[from] manifest::Error),
     /// The manifest has no lock.
     #[error("{manifest} is not locked: there is no {lock}", manifest = .manifest.display(), lock = .lock.display())]
     Missing {
@@ -76,7 +69,7 @@ impl Error {
             Self::Input { source, .. } => source.hint(),
             Self::Toolchain { source, .. } => source.hint(),
             Self::Write(error) => error.hint().map(str::to_owned),
-            Self::Read { .. } | Self::Faults(_) => None,
+            Self::Manifest(_) => None,
         }
     }
 }
@@ -92,14 +85,12 @@ pub fn path(manifest: &Path) -> PathBuf {
 /// When there is none, it is wrong, or it was made from other inputs.
 pub fn read(manifest: &Path, inputs: &BTreeMap<Name, Input>) -> Result<Lock, Error> {
     let path = path(manifest);
-    let text = match fs_err::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    let lock: Lock = match manifest::read(&path) {
+        Err(manifest::Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(Error::Missing { manifest: manifest.to_owned(), lock: path });
         }
-        Err(source) => return Err(Error::Read { path, source }),
+        lock => lock?,
     };
-    let lock: Lock = toml::read(&path.display().to_string(), &text)?;
     if lock.manifest != digest(inputs) {
         return Err(Error::Stale { manifest: manifest.to_owned(), lock: path });
     }
@@ -112,9 +103,7 @@ pub fn read(manifest: &Path, inputs: &BTreeMap<Name, Input>) -> Result<Lock, Err
 /// # Errors
 /// When the manifest is wrong, an input cannot be resolved, or the lock cannot be written.
 pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Lock, Error> {
-    let text = fs_err::read_to_string(manifest)
-        .map_err(|source| Error::Read { path: manifest.to_owned(), source })?;
-    let (inputs, platform) = inputs(manifest, &text)?;
+    let (inputs, platform) = inputs(manifest, &manifest::text(manifest)?).map_err(manifest::Error::from)?;
     let store = Store::new(&settings.cache);
     store.sweep()?;
     let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

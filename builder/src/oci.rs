@@ -219,24 +219,26 @@ impl Layout {
     /// # Errors
     /// When the folder is no such layout, or a document is damaged.
     pub fn open(folder: &Path) -> Result<Self, Error> {
-        let wrong = |path: &Path, message: String| Error::Layout { path: path.to_owned(), message };
         let index_path = folder.join("index.json");
-        let index = fs_err::read(&index_path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                wrong(folder, "it has no index.json".to_owned())
+        let index = match bounded(&index_path) {
+            Err(Error::Read { source, .. })
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                return Err(wrong(folder, "it has no index.json".to_owned()));
             }
-            _ => Error::Read { path: index_path.clone(), source: error },
-        })?;
+            index => index?,
+        };
         let index: ImageIndex =
             serde_json::from_slice(&index).map_err(|error| wrong(&index_path, error.to_string()))?;
+        require_schema(&index_path, index.schema_version())?;
         let [described] = index.manifests().as_slice() else {
             let message = format!("it holds {} images; needed is one", index.manifests().len());
             return Err(wrong(&index_path, message));
         };
         let (path, digest) = place(folder, described)?;
-        let manifest: ImageManifest = document(&path, &digest)?;
-        let (path, configuration) = place(folder, manifest.config())?;
-        let configuration: ImageConfiguration = document(&path, &configuration)?;
+        let manifest: ImageManifest = document(folder, described)?;
+        require_schema(&path, manifest.schema_version())?;
+        let configuration: ImageConfiguration = document(folder, manifest.config())?;
         if configuration.rootfs().diff_ids().len() != manifest.layers().len() {
             let message = format!(
                 "its configuration lists {} layers and its manifest {}",
@@ -260,10 +262,11 @@ impl Layout {
     pub fn layer(&self, described: &Descriptor) -> Result<File, Error> {
         let (path, expected) = place(&self.folder, described)?;
         let read = |source| Error::Read { path: path.clone(), source };
-        let (found, _) = digest_of(File::open(&path).map_err(read)?).map_err(read)?;
+        let (found, size) = digest_of(File::open(&path).map_err(read)?).map_err(read)?;
         if found != expected {
             return Err(Error::Damaged { path, expected, found });
         }
+        require_size(&path, described, size)?;
         File::open(&path).map_err(read)
     }
 }
@@ -286,15 +289,40 @@ fn place(folder: &Path, described: &Descriptor) -> Result<(PathBuf, Digest), Err
     Ok((folder.join("blobs/sha256").join(digest.hex()), digest))
 }
 
-fn document<T: serde::de::DeserializeOwned>(path: &Path, expected: &Digest) -> Result<T, Error> {
-    let read = |source| Error::Read { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut io::Read::take(File::open(path).map_err(read)?, LARGEST_DOCUMENT), &mut bytes)
-        .map_err(read)?;
+fn document<T: serde::de::DeserializeOwned>(folder: &Path, described: &Descriptor) -> Result<T, Error> {
+    let (path, expected) = place(folder, described)?;
+    let bytes = bounded(&path)?;
     let found = Digest::of(&bytes);
-    if found != *expected {
-        return Err(Error::Damaged { path: path.to_owned(), expected: *expected, found });
+    if found != expected {
+        return Err(Error::Damaged { path, expected, found });
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::Layout { path: path.to_owned(), message: error.to_string() })
+    require_size(&path, described, bytes.len() as u64)?;
+    serde_json::from_slice(&bytes).map_err(|error| wrong(&path, error.to_string()))
+}
+
+/// Reads a document. What is longer than any is cut off, and then has another digest or is no JSON.
+fn bounded(path: &Path) -> Result<Vec<u8>, Error> {
+    let read = |source| Error::Read { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(read)?.is_file() {
+        return Err(wrong(path, "it is not a regular file".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(read)?;
+    io::Read::read_to_end(&mut io::Read::take(file, LARGEST_DOCUMENT), &mut bytes).map_err(read)?;
+    Ok(bytes)
+}
+
+fn require_schema(path: &Path, found: u32) -> Result<(), Error> {
+    if found == 2 { Ok(()) } else { Err(wrong(path, format!("its schemaVersion is {found}; known is 2"))) }
+}
+
+fn require_size(path: &Path, described: &Descriptor, found: u64) -> Result<(), Error> {
+    if described.size() == found {
+        return Ok(());
+    }
+    Err(wrong(path, format!("it has {found} bytes; what refers to it says {}", described.size())))
+}
+
+fn wrong(path: &Path, message: String) -> Error {
+    Error::Layout { path: path.to_owned(), message }
 }

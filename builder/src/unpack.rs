@@ -177,7 +177,7 @@ fn apply(layer: impl Read, folder: &Path) -> Result<(), Error> {
 }
 
 /// The path without a leading slash and without `.`; none when it has `..`.
-fn clean(path: &Path) -> Option<PathBuf> {
+pub(crate) fn clean(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::new();
     for part in path.components() {
         match part {

@@ -3,6 +3,7 @@
 //! Pure: no clock, no I/O. Deliberately left out: what is done about a failure (supervise).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use trainyard_spec::event::{Failure, FailureClass, TrainerEvent};
 use trainyard_spec::plan::NodePlan;
@@ -47,6 +48,8 @@ pub(crate) struct Attempt {
     nodes: Vec<Node>,
     suspects: Vec<(Weight, Failure)>,
     checkpoint: Option<u64>,
+    /// Whether the training program has said that all steps are done.
+    done: bool,
     stopping: bool,
 }
 
@@ -60,6 +63,7 @@ impl Attempt {
             nodes: nodes.iter().map(node).collect(),
             suspects: Vec::new(),
             checkpoint: None,
+            done: false,
             stopping: false,
         }
     }
@@ -68,7 +72,10 @@ impl Attempt {
     pub(crate) fn said(&mut self, index: u32, event: &NodeEvent) {
         let Some(node) = self.nodes.get_mut(index as usize) else { return };
         match event {
-            NodeEvent::Ready | NodeEvent::RankStarted { .. } | NodeEvent::OutputLost { .. } => {}
+            NodeEvent::Ready
+            | NodeEvent::Alive
+            | NodeEvent::RankStarted { .. }
+            | NodeEvent::OutputLost { .. } => {}
             NodeEvent::Trainer { rank, said: TrainerEvent::Failed { class, message } } => {
                 if let Some(rank) = node.ranks.get_mut(rank) {
                     rank.reported = Some((*class, message.clone()));
@@ -77,6 +84,7 @@ impl Attempt {
             NodeEvent::Trainer { said: TrainerEvent::Checkpoint { step, .. }, .. } => {
                 self.checkpoint = self.checkpoint.max(Some(*step));
             }
+            NodeEvent::Trainer { said: TrainerEvent::Finished { .. }, .. } => self.done = true,
             NodeEvent::Trainer { .. } | NodeEvent::Output { stream: Stream::Stdout, .. } => {}
             NodeEvent::Output { rank, line, .. } => {
                 if let Some(rank) = node.ranks.get_mut(rank).filter(|_| !line.trim().is_empty()) {
@@ -111,6 +119,15 @@ impl Attempt {
                 self.suspect_node(index, Weight::Cause, FailureClass::Host, message);
             }
             NodeEvent::Done => node.over = true,
+        }
+    }
+
+    /// An agent that should have said something has not: it hangs, or its machine does.
+    pub(crate) fn silent(&mut self, index: u32, time: Duration) {
+        if !self.stopping && self.nodes.get(index as usize).is_some_and(|node| !node.gone) {
+            let message =
+                format!("{} hangs: its agent has said nothing for {} s", hostname(index), time.as_secs());
+            self.suspect_node(index, Weight::Cause, FailureClass::Host, message);
         }
     }
 
@@ -153,9 +170,15 @@ impl Attempt {
     }
 
     /// Whether all ranks have ended well, and by themselves: one that is told to stop may end well, too.
-    pub(crate) fn finished(&self) -> bool {
+    pub(crate) fn ended_well(&self) -> bool {
         let well = |rank: &Rank| rank.exit == Some(RankStatus::Code(0));
         self.nodes.iter().all(|node| !node.stopping && node.ranks.values().all(well))
+    }
+
+    /// Whether all ranks have ended well and the training program has said that all steps are done. A program that does
+    /// nothing ends well, too.
+    pub(crate) fn finished(&self) -> bool {
+        self.done && self.ended_well()
     }
 
     /// Steps in the newest complete checkpoint of this attempt.
@@ -203,7 +226,7 @@ mod tests {
     fn attempt(nodes: u32) -> Attempt {
         let ranks = |node| BTreeMap::from([(node, Rank::default())]);
         let nodes = (0..nodes).map(|node| Node { ranks: ranks(node), ..Node::default() }).collect();
-        Attempt { nodes, suspects: Vec::new(), checkpoint: None, stopping: false }
+        Attempt { nodes, suspects: Vec::new(), checkpoint: None, done: false, stopping: false }
     }
 
     fn exit(rank: u32, status: RankStatus) -> (u32, NodeEvent) {

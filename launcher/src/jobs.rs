@@ -1,20 +1,24 @@
-//! The jobs of this machine, seen from outside: what is in their run directories, and how they are stopped.
+//! The jobs of this machine, seen from outside: their ids, what is in their run directories, and how they are stopped.
+//!
+//! The folder of jobs has an entry for each id: the job's run directory, or a link to one that lies elsewhere. An entry
+//! takes its id for good, whatever becomes of what it leads to.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use trainyard_spec::event::{Failure, JobEvent, JobRecord, TrainerEvent};
-use trainyard_spec::plan::EngineKind;
+use trainyard_spec::plan::{EngineKind, LaunchPlan};
 use trainyard_spec::protocol::NodeEvent;
 use trainyard_spec::{Exit, Name};
 
 use crate::engine;
 use crate::journal::EVENTS;
-use crate::run_dir::{Holder, RunDir, RunDirError, holder, read_plan};
+use crate::run_dir::{Holder, PLAN, RunDir, RunDirError, holder, read_plan};
 
 /// A job, as far as its run directory tells.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -70,7 +74,10 @@ pub enum Phase {
 #[derive(Debug, thiserror::Error)]
 pub enum JobsError {
     /// There is no such job.
-    #[error("no job {id:?} in {}; `trainyard status` lists the jobs of this machine", jobs.display())]
+    #[error(
+        "no job {id:?} in {}, nor a run directory of that path; `trainyard status` lists the jobs of this machine",
+        jobs.display()
+    )]
     Unknown {
         /// What was asked for.
         id: String,
@@ -104,30 +111,66 @@ pub enum JobsError {
     },
 }
 
-/// An id for the next launch of a job with this name: the name and the first number that no folder has.
+/// An id for the next launch of a job with this name: the name and a number that no entry has, above all that have one.
 ///
 /// # Errors
 /// When the folder of jobs is there and cannot be read.
 pub fn next_id(jobs: &Path, name: &Name) -> Result<Name, JobsError> {
     let taken = entries(jobs)?;
-    let number =
-        taken.iter().filter_map(|taken| taken.strip_prefix(name.as_str())?.strip_prefix('-')?.parse().ok());
-    let next = number.max().unwrap_or(0_u64) + 1;
-    // A name is at most 63 characters, and the number must find room in it.
-    let digits = next.to_string();
-    let room = 62 - digits.len();
-    let stem = name.as_str().get(..room).unwrap_or(name.as_str()).trim_end_matches('-');
-    Ok(format!("{stem}-{digits}").parse().expect("a name, a dash and digits are a name"))
+    let number = |entry: &String| -> Option<u32> {
+        entry.strip_prefix(name.as_str())?.strip_prefix('-')?.parse().ok()
+    };
+    let last = taken.iter().filter_map(number).max().unwrap_or(0);
+    let free = (u64::from(last) + 1..).map(|number| numbered(name, number));
+    let free =
+        free.into_iter().find(|id| taken.binary_search_by(|entry| entry.as_str().cmp(id.as_str())).is_err());
+    Ok(free.expect("there are more numbers than entries"))
 }
 
-/// The run directory of a job.
+fn numbered(name: &Name, number: u64) -> Name {
+    // A name is at most 63 characters, and the number must find room in it.
+    let digits = number.to_string();
+    let room = 62 - digits.len();
+    let stem = name.as_str().get(..room).unwrap_or(name.as_str()).trim_end_matches('-');
+    format!("{stem}-{digits}").parse().expect("a name, a dash and digits are a name")
+}
+
+/// Makes the run directory of a plan, and takes the plan's id for it; none where another launch has just taken that id.
+///
+/// # Errors
+/// When a folder cannot be written, or the run directory is in use.
+pub fn create(jobs: &Path, plan: &LaunchPlan) -> Result<Option<RunDir>, RunDirError> {
+    let failed = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| RunDirError::Io { action, path, source }
+    };
+    fs::create_dir_all(jobs).map_err(failed("create", jobs))?;
+    let entry = jobs.join(plan.job.as_str());
+    let elsewhere = Path::new(&plan.run_dir) != entry;
+    let taken = if elsewhere { symlink(&plan.run_dir, &entry) } else { fs::create_dir(&entry) };
+    match taken {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        taken => taken.map_err(failed("create", &entry))?,
+    }
+    RunDir::create(plan).map(Some).inspect_err(|_| {
+        // The id of what was never launched is free again; a folder with something in it stays.
+        let _ = if elsewhere { fs::remove_file(&entry) } else { fs::remove_dir(&entry) };
+    })
+}
+
+/// The run directory of a job, by its id or by its own path.
 ///
 /// # Errors
 /// When there is no such job.
-pub fn find(jobs: &Path, id: &str) -> Result<PathBuf, JobsError> {
-    let unknown = || JobsError::Unknown { id: id.to_owned(), jobs: jobs.to_owned() };
-    let path = jobs.join(id.parse::<Name>().map_err(|_| unknown())?.as_str());
-    if path.join("plan.json").is_file() { Ok(path) } else { Err(unknown()) }
+pub fn find(jobs: &Path, job: &str) -> Result<PathBuf, JobsError> {
+    let named = job.parse::<Name>().ok().map(|id| resolve(&jobs.join(id.as_str())));
+    let found = named.into_iter().chain(std::path::absolute(job)).find(|path| path.join(PLAN).is_file());
+    found.ok_or_else(|| JobsError::Unknown { id: job.to_owned(), jobs: jobs.to_owned() })
+}
+
+/// Where an entry of the folder of jobs leads to.
+fn resolve(entry: &Path) -> PathBuf {
+    fs::read_link(entry).unwrap_or_else(|_| entry.to_owned())
 }
 
 /// All jobs of a folder, sorted by id. Folders without a plan, or with one of another version, are left out.
@@ -135,7 +178,7 @@ pub fn find(jobs: &Path, id: &str) -> Result<PathBuf, JobsError> {
 /// # Errors
 /// When the folder is there and cannot be read.
 pub fn list(jobs: &Path) -> Result<Vec<Status>, JobsError> {
-    let statuses = entries(jobs)?.into_iter().map(|name| status(&jobs.join(name)));
+    let statuses = entries(jobs)?.into_iter().map(|name| status(&resolve(&jobs.join(name))));
     statuses.filter(|status| !matches!(status, Err(JobsError::RunDir(_)))).collect()
 }
 

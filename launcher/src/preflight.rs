@@ -30,7 +30,7 @@ pub struct Check {
     pub fix: String,
 }
 
-/// All checks of a plan.
+/// Checks of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Report {
@@ -121,7 +121,8 @@ fn existing(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned()
 }
 
-fn writable(run_dir: &Path) -> Check {
+/// Whether a run directory can be made and written.
+pub fn writable(run_dir: &Path) -> Check {
     let folder = existing(run_dir);
     let tried = tempfile::tempfile_in(&folder);
     Check {
@@ -135,7 +136,7 @@ fn writable(run_dir: &Path) -> Check {
         fix: if tried.is_ok() {
             String::new()
         } else {
-            "set TRAINYARD_HOME to a folder that you own".to_owned()
+            "name a folder that you own with --run-dir or TRAINYARD_HOME".to_owned()
         },
     }
 }
@@ -162,7 +163,7 @@ fn disk(plan: &LaunchPlan, run_dir: &Path) -> Check {
         fix: if passed {
             String::new()
         } else {
-            "free some space, or set TRAINYARD_HOME to another disk".to_owned()
+            "free some space, or name a folder on another disk with --run-dir or TRAINYARD_HOME".to_owned()
         },
     }
 }

@@ -12,7 +12,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -35,11 +35,21 @@ pub enum RunDirError {
         /// What the system says.
         source: io::Error,
     },
-    /// Another launch was here first.
-    #[error("{}: holds another launch already; choose another run directory", path.display())]
+    /// Something is there already.
+    #[error("{}: {found}; needed is a run directory that is new or empty", path.display())]
     Used {
         /// The directory.
         path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+    /// It lies elsewhere than its plan says, and so do its checkpoints.
+    #[error("{}: this job was planned to run in {}; move its folder back there", path.display(), planned.display())]
+    Moved {
+        /// Where it is.
+        path: PathBuf,
+        /// Where it was.
+        planned: PathBuf,
     },
     /// A controller is at work.
     #[error(
@@ -65,11 +75,11 @@ pub enum RunDirError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "; choose a folder that you own, or set TRAINYARD_HOME to one",
-        io::ErrorKind::ReadOnlyFilesystem => {
-            "; the file system is read-only: set TRAINYARD_HOME to a folder elsewhere"
+        io::ErrorKind::PermissionDenied => "; name a folder that you own with --run-dir or TRAINYARD_HOME",
+        io::ErrorKind::ReadOnlyFilesystem => "; name a folder elsewhere with --run-dir or TRAINYARD_HOME",
+        io::ErrorKind::StorageFull => {
+            "; free some space there, or name a folder on another disk with --run-dir or TRAINYARD_HOME"
         }
-        io::ErrorKind::StorageFull => "; free some space there, or set TRAINYARD_HOME to another disk",
         _ => "",
     }
 }
@@ -103,7 +113,8 @@ pub struct RunDir {
     _lock: File,
 }
 
-const PLAN: &str = "plan.json";
+/// File of a run directory that makes it one.
+pub(crate) const PLAN: &str = "plan.json";
 const LOCK: &str = "lock";
 /// Time for which [`RunDir::open`] waits for the process that created the folder to let it go.
 const HAND_OVER: Duration = Duration::from_secs(2);
@@ -116,18 +127,18 @@ impl RunDir {
     /// When the folder cannot be written, or holds a launch.
     pub fn create(plan: &LaunchPlan) -> Result<Self, RunDirError> {
         let path = PathBuf::from(&plan.run_dir);
-        folder(&path, 0o755)?;
-        let lock = hold(&path, Duration::ZERO)?;
-        let plan_file = path.join(PLAN);
-        if plan_file.try_exists().map_err(failed("look for", &plan_file))? {
-            return Err(RunDirError::Used { path });
+        if fs::symlink_metadata(&path).is_err() {
+            folder(&path, 0o755)?;
         }
+        check_folder(&path)?;
+        let lock = hold(&path, Duration::ZERO)?;
+        check_empty(&path)?;
         for name in ["job", "logs", "checkpoints"] {
             folder(&path.join(name), 0o755)?;
         }
         write_whole(&path.join("job").join(TRAINER_CONFIG), &json(&plan.trainer))?;
         // The plan comes last: a folder with a plan is complete.
-        write_whole(&plan_file, &json(plan))?;
+        write_whole(&path.join(PLAN), &json(plan))?;
         Ok(Self { path, plan: plan.clone(), _lock: lock })
     }
 
@@ -138,6 +149,12 @@ impl RunDir {
     /// When there is no readable plan, or another process holds the folder.
     pub fn open(path: &Path) -> Result<Self, RunDirError> {
         let plan = read_plan(path)?;
+        let planned = PathBuf::from(&plan.run_dir);
+        let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        if !fs::metadata(path).is_ok_and(|here| fs::metadata(&planned).is_ok_and(|there| same(&here, &there)))
+        {
+            return Err(RunDirError::Moved { path: path.to_owned(), planned });
+        }
         let lock = hold(path, HAND_OVER)?;
         Ok(Self { path: path.to_owned(), plan, _lock: lock })
     }
@@ -164,6 +181,45 @@ impl RunDir {
             next = next.max(number.map_or(0, |number| number.saturating_add(1)));
         }
         Ok(next)
+    }
+}
+
+/// Whether a new job can have this run directory: nothing is there, or an empty folder.
+///
+/// # Errors
+/// When something is there, or another process runs a job in it.
+pub fn check_free(path: &Path) -> Result<(), RunDirError> {
+    if fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(());
+    }
+    check_folder(path)?;
+    match holder(path)? {
+        Some(holder) => Err(RunDirError::Held { path: path.to_owned(), holder: Some(holder) }),
+        None => check_empty(path),
+    }
+}
+
+fn check_empty(path: &Path) -> Result<(), RunDirError> {
+    let used = |found| Err(RunDirError::Used { path: path.to_owned(), found });
+    if path.join(PLAN).exists() {
+        return used("holds another launch already");
+    }
+    for entry in fs::read_dir(path).map_err(failed("list", path))? {
+        // Left by a launch that was refused.
+        if entry.map_err(failed("list", path))?.file_name() != LOCK {
+            return used("is not empty");
+        }
+    }
+    Ok(())
+}
+
+fn check_folder(path: &Path) -> Result<(), RunDirError> {
+    let used = |found| Err(RunDirError::Used { path: path.to_owned(), found });
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => used("is not a folder"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => used("is a link that leads nowhere"),
+        Err(source) => Err(failed("look at", path)(source)),
     }
 }
 

@@ -69,6 +69,8 @@ const KILL_GRACE: Duration = Duration::from_secs(5);
 const STALE_ATTEMPTS: u32 = 3;
 /// How often a node's words are looked for: at first, and at most this seldom when it is silent.
 const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
+/// Most that the time between two looks counts as an agent's silence.
+const MOST_QUIET: Duration = Duration::from_millis(500);
 
 /// Runs the job of a run directory to its end. When this returns, nothing of it is left but files; what could not be
 /// removed is in the outcome. `events` gets everything that happens, whether or not somebody listens.
@@ -205,6 +207,8 @@ enum Told {
     Said(Vec<NodeEvent>),
     /// Something that no agent says, or that its words cannot be read.
     Garbled(String),
+    /// It has said nothing for this long.
+    Silent(Duration),
     Gone(NodeExit),
 }
 
@@ -271,7 +275,8 @@ impl Supervisor<'_> {
         for (node, started) in nodes.iter().zip(started) {
             signals.push(started.signals.clone());
             leases.push(started.folder.join(LEASE_FILE));
-            tasks.spawn(follow(node.node, started, tell.clone()));
+            let patience = Duration::from_millis(node.lease_ms);
+            tasks.spawn(follow(node.node, started, patience, tell.clone()));
         }
         let period = nodes.iter().map(|node| node.lease_ms).min().unwrap_or(1000) / 5;
         tasks.spawn(renew(leases, Duration::from_millis(period)));
@@ -296,6 +301,10 @@ impl Supervisor<'_> {
             tokio::select! {
                 _ = told.recv_many(&mut batch, 256) => {
                     for (node, told) in batch.drain(..) {
+                        if let (Told::Silent(_), Some(node)) = (&told, signals.get(node as usize)) {
+                            // An agent that hangs stops nothing in an orderly way.
+                            let _ = node.send(Signal::Kill);
+                        }
                         self.take(&mut attempt, node, told);
                     }
                     self.journal.flush();
@@ -329,11 +338,13 @@ impl Supervisor<'_> {
         if asked > Stop::No {
             return End::Stopped;
         }
-        let failure = attempt.first_cause().unwrap_or_else(|| Failure {
-            node: None,
-            rank: None,
-            class: FailureClass::Unknown,
-            message: "all nodes ended, but not all ranks did".to_owned(),
+        let failure = attempt.first_cause().unwrap_or_else(|| {
+            let (class, message) = if attempt.ended_well() {
+                (FailureClass::User, "all ranks ended with code 0, but none said that the last step is done")
+            } else {
+                (FailureClass::Unknown, "all nodes ended, but not all ranks did")
+            };
+            Failure { node: None, rank: None, class, message: message.to_owned() }
         });
         End::Failed { failure, checkpoint: attempt.checkpoint() }
     }
@@ -343,21 +354,26 @@ impl Supervisor<'_> {
             Told::Said(events) => {
                 for said in events {
                     attempt.said(node, &said);
-                    self.journal.record(JobEvent::Node { node, said });
+                    if said != NodeEvent::Alive {
+                        self.journal.record(JobEvent::Node { node, said });
+                    }
                 }
             }
             Told::Garbled(line) => self.journal.note(format!("{} said: {line}", plan::hostname(node))),
+            Told::Silent(time) => attempt.silent(node, time),
             Told::Gone(exit) => attempt.gone(node, &exit),
         }
     }
 }
 
-/// Tells what an agent says until it has ended and all its words are told.
-async fn follow(node: u32, started: Started, tell: mpsc::Sender<(u32, Told)>) {
+/// Tells what an agent says until it has ended and all its words are told, and once when it says nothing for longer than
+/// `patience`.
+async fn follow(node: u32, started: Started, patience: Duration, tell: mpsc::Sender<(u32, Told)>) {
     let mut tail = Tail::new(&started.said, started.format);
     let mut exit = started.exit;
     let mut ended = None;
     let mut pause = POLL.0;
+    let (mut looked_at, mut quiet) = (Instant::now(), Duration::ZERO);
     loop {
         let lines = tail.lines();
         let mut events = Vec::new();
@@ -379,7 +395,17 @@ async fn follow(node: u32, started: Started, tell: mpsc::Sender<(u32, Told)>) {
             Err(error) => Told::Garbled(format!("cannot read {}: {error}", started.said.display())),
         };
         let silent = matches!(&told, Told::Said(events) if events.is_empty());
-        if !silent {
+        // Time in which this process did not run is not the agent's silence.
+        let passed = looked_at.elapsed().min(MOST_QUIET);
+        looked_at = Instant::now();
+        if silent {
+            let before = quiet;
+            quiet += passed;
+            if before <= patience && quiet > patience {
+                drop(tell.send((node, Told::Silent(quiet))).await);
+            }
+        } else {
+            quiet = Duration::ZERO;
             drop(tell.send((node, told)).await);
         }
         match ended.take() {

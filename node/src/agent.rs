@@ -20,6 +20,8 @@ use crate::report::Reporter;
 const TICK: Duration = Duration::from_millis(100);
 /// Time between a rank's failure and the stop of the others, in which they can say what happened to them.
 const SETTLE: Duration = Duration::from_millis(300);
+/// Times that an agent says in the length of a lease that it is at work.
+const WORDS_PER_LEASE: u32 = 5;
 /// Time that whatever ranks leave behind gets to die of SIGKILL.
 const LEFT_OVER: Duration = Duration::from_secs(2);
 
@@ -41,6 +43,8 @@ pub(crate) struct Agent {
     stop_at: Option<Instant>,
     stopping: Option<StopReason>,
     kill_at: Option<Instant>,
+    /// When the controller was last told that this agent is at work.
+    alive: Instant,
 }
 
 #[derive(Debug)]
@@ -86,7 +90,8 @@ impl Agent {
         };
         reporter.say(NodeEvent::Ready);
         let ranks = Vec::with_capacity(plan.ranks.len());
-        Ok(Self { plan, reporter, told, ranks, lease, stop_at: None, stopping: None, kill_at: None })
+        let alive = Instant::now();
+        Ok(Self { plan, reporter, told, ranks, lease, stop_at: None, stopping: None, kill_at: None, alive })
     }
 
     /// Starts the ranks and sees them to their end. Returns the agent's exit code.
@@ -132,6 +137,11 @@ impl Agent {
 
     fn look_at_the_clock(&mut self) {
         let now = Instant::now();
+        // From this loop and not from a thread of its own: it tells that ranks are watched.
+        if now.duration_since(self.alive) > self.lease.length / WORDS_PER_LEASE {
+            self.alive = now;
+            self.reporter.say(NodeEvent::Alive);
+        }
         if self.stopping.is_none() {
             if self.lease.has_expired(now) {
                 self.stop(StopReason::LeaseExpired);

@@ -56,6 +56,8 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    // Beyond a limit of file size (`ulimit -f`) a write then fails with an error, instead of ending the process.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     let reporter = Reporter::start();
     let code = read_plan().and_then(|plan| Agent::new(plan, reporter.clone())).and_then(Agent::run);
     let code = code.unwrap_or_else(|broken| {

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 use trainyard_spec::env;
 use trainyard_spec::plan::{NodePlan, RankPlan};
@@ -64,6 +65,7 @@ impl Rank {
             });
         }
         let started = |source| Broken::Start { rank: number, program: program.clone(), source };
+        runnable(Path::new(program)).map_err(started)?;
         let mut child = command.spawn().map_err(started)?;
         let mut readers = Vec::new();
         let output = |stream| {
@@ -100,6 +102,17 @@ impl Rank {
         }
         reporter.say(NodeEvent::RankExited { rank: self.number, status });
     }
+}
+
+/// Refuses what the kernel does not run: the C library would hand such a file to a shell, which runs anything.
+fn runnable(program: &Path) -> io::Result<()> {
+    // A name without a slash is looked for on PATH, where what is damaged is not ours.
+    if program.components().count() < 2 {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    File::open(program)?.take(4).read_to_end(&mut start)?;
+    if start == b"\x7fELF" || start.starts_with(b"#!") { Ok(()) } else { Err(Errno::NOEXEC.into()) }
 }
 
 /// A pipe in the file system, with its reading end and a writing end that keeps it open.

@@ -171,7 +171,8 @@ pub struct NodePlan {
     pub ranks: Vec<RankPlan>,
     /// Folder for the agent's own files, as the node sees it; [`LEASE_FILE`] in it is the lease.
     pub run_dir: String,
-    /// Milliseconds without a change of the lease file after which the agent stops its ranks.
+    /// Milliseconds without a change of the lease file after which the agent stops its ranks, and without a word of
+    /// the agent after which the controller takes the node for lost.
     pub lease_ms: u64,
     /// Milliseconds between SIGTERM and SIGKILL when ranks are stopped.
     pub grace_ms: u64,

@@ -6,6 +6,9 @@
 //!
 //! The controller renews the node's lease by changing the content of the plan's lease file. An agent that sees no
 //! change for the lease's length, by its own monotonic clock, stops its ranks: a job without a controller ends.
+//!
+//! The lease holds both ways. An agent says something at least every fifth of it, [`NodeEvent::Alive`] where there is
+//! nothing else; a controller that hears nothing for the lease's length takes the node for lost.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +21,8 @@ use crate::event::TrainerEvent;
 pub enum NodeEvent {
     /// The agent runs and has read its plan.
     Ready,
+    /// The agent watches its ranks. Says nothing else; not kept in a job's records.
+    Alive,
     /// A rank was started.
     RankStarted {
         /// Global rank.

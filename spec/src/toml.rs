@@ -1,6 +1,7 @@
 //! Reading TOML that people write, with every fault of a file reported at once, and writing TOML that machines write.
 
-use toml_spanner::{Arena, Document, ErrorKind, FromToml, Span, ToToml};
+pub use toml_spanner::FromToml;
+use toml_spanner::{Arena, Document, ErrorKind, Span, ToToml};
 
 use crate::faults::{Fault, Faults};
 
@@ -45,11 +46,14 @@ where
         Faults { file: file.to_owned(), faults }
     };
     let arena = Arena::new();
-    let mut document =
-        toml_spanner::parse(text, &arena).map_err(|error| refuse(vec![fault(text, &error)]))?;
-    let value = document
-        .to::<T>()
-        .map_err(|found| refuse(found.errors.iter().map(|error| fault(text, error)).collect()))?;
+    let mut document = toml_spanner::parse_recoverable(text, &arena);
+    // What a broken line was meant to say is not missing.
+    let broken = !document.errors().is_empty();
+    let value = document.to::<T>().map_err(|found| {
+        let told =
+            |error: &&toml_spanner::Error| !broken || !matches!(error.kind(), ErrorKind::MissingField(_));
+        refuse(found.errors.iter().filter(told).map(|error| fault(text, error)).collect())
+    })?;
     let mut collector = Collector { document: &document, text, faults: Vec::new() };
     value.validate(&mut collector);
     if collector.faults.is_empty() { Ok(value) } else { Err(refuse(collector.faults)) }

@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::settings::Settings;
 use crate::view::screen::Screen;
+use crate::view::visible;
 
 pub(crate) fn lock(arguments: &Lock) -> Result<Exit, Failure> {
     let _interrupt = Interrupt::watch()?;
@@ -103,7 +104,8 @@ fn show(screen: &mut Screen, event: &Event) {
     match event {
         Event::Resolving { input } => screen.show("Resolving", input.as_str(), 0, 0),
         Event::Downloading { file, received, size } => {
-            let text = format!("{file} ({})", ByteSize(*received));
+            let (done, all) = (ByteSize(*received), size.map(|size| format!(" of {}", ByteSize(size))));
+            let text = format!("{file} ({done}{})", all.unwrap_or_default());
             screen.show("Fetching", &text, *received, size.unwrap_or(0));
         }
         Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
@@ -178,7 +180,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 fn describe(report: &Report) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
-        let _ = writeln!(text, "{name:<12} {value}");
+        let _ = writeln!(text, "{name:<12} {}", visible(value));
     };
     row("digest", &report.digest.to_string());
     row("platform", &report.platform);
@@ -193,12 +195,16 @@ fn describe(report: &Report) -> String {
         row("label", &format!("{key}={value}"));
     }
     for layer in &report.layers {
-        let made = layer.made_by.as_deref().unwrap_or("made by an unnamed tool");
+        let made = visible(layer.made_by.as_deref().unwrap_or("made by an unnamed tool"));
         let sizes =
             format!("{} compressed, {} unpacked", ByteSize(layer.size), ByteSize(layer.unpacked_size));
         let _ = writeln!(text, "\nlayer {}\n  {made}\n  {sizes}", layer.digest);
         for (path, file) in &layer.files {
-            let _ = writeln!(text, "  {:04o} {:>9}  {path}", file.mode, ByteSize(file.size).to_string());
+            let size = ByteSize(file.size).to_string();
+            let _ = writeln!(text, "  {:04o} {size:>9}  {}", file.mode, visible(path));
+        }
+        for remark in &layer.remarks {
+            let _ = writeln!(text, "  not unpacked: {}", visible(remark));
         }
     }
     text

@@ -18,8 +18,7 @@ pub(crate) fn prepare(arguments: &Prepare) -> Result<Exit, Failure> {
         validation_fraction: arguments.validation_fraction,
         out: &arguments.output,
     };
-    let made = make(&request, |done, total| screen.show("Tokens", "writing shards", done, total))
-        .map_err(|error| Failure::new(Exit::Input, error))?;
+    let made = make(&request, |done, total| screen.show("Tokens", "writing shards", done, total))?;
     let (train, validation) = (grouped(made.train.tokens), grouped(made.validation.tokens));
     screen.say("Prepared", &format!("{train} tokens to train on, {validation} held out for validation"));
     super::print(&format!("{}\n", arguments.output.display()))

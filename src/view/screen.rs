@@ -1,6 +1,7 @@
 //! Standard error as a place to show work: a verb and a line per stage, as cargo does, and one moving line below them
 //! on a terminal. Elsewhere the moving line becomes a plain line now and then.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,17 @@ pub(crate) struct Screen {
     bar: Option<ProgressBar>,
     terminal: bool,
     last_plain: Option<Instant>,
+    warned: BTreeSet<String>,
 }
 
 impl Screen {
     pub(crate) fn new() -> Self {
-        Self { bar: None, terminal: std::io::stderr().is_terminal(), last_plain: None }
+        Self {
+            bar: None,
+            terminal: std::io::stderr().is_terminal(),
+            last_plain: None,
+            warned: BTreeSet::new(),
+        }
     }
 
     /// A finished stage, or a fact worth a line of its own.
@@ -28,8 +35,11 @@ impl Screen {
         self.line(verb, text, anstyle::AnsiColor::Green);
     }
 
-    /// Something that a person should know and that ends nothing.
+    /// Something that a person should know and that ends nothing. Said once.
     pub(crate) fn warn(&mut self, text: &str) {
+        if !self.warned.insert(text.to_owned()) {
+            return;
+        }
         self.clear();
         self.line("Warning", text, anstyle::AnsiColor::Yellow);
     }

@@ -26,7 +26,7 @@ fn completions_and_man_pages_name_every_command() {
 
 #[test]
 fn output_that_cannot_be_written_is_exit_7() {
-    for arguments in [&["completions", "bash"][..], &["status"]] {
+    for arguments in [&["completions", "bash"][..], &["status", "--format", "json"]] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let answer = said(&trainyard(arguments).stdout(full).output().unwrap());
         assert_eq!(answer.code, Some(7), "{arguments:?}: {}", answer.err);
@@ -49,6 +49,15 @@ fn a_wrong_command_line_is_exit_2() {
         (&["inspect", "no-such-image"], "no-such-image"),
         (&["build", "no-such-manifest.toml"], "no-such-manifest.toml"),
         (&["frobnicate"], "frobnicate"),
+        (&["launch", "--data", "/dev/zero"], "/dev/zero: it is not a regular file"),
+        (&["data", "prepare", "no-such-text", "--output", "x"], "no-such-text"),
+        (&["data", "prepare", "/dev/zero", "--output", "x"], "/dev/zero: it is not a regular file"),
+        (&["data", "prepare", "README.md", "--output", "src"], "src exists"),
+        (&["data", "prepare", "README.md", "--output", "x", "--validation-fraction", "nan"], "NaN"),
+        (&["launch", "/dev/zero"], "/dev/zero: it is not a regular file"),
+        (&["build", "/dev/zero"], "/dev/zero"),
+        (&["launch", "--run-dir", "/dev/null"], "/dev/null: is not a folder"),
+        (&["launch", "--run-dir", "src"], "is not empty"),
     ] {
         let answer = run(&mut trainyard(arguments));
         assert_eq!(answer.code, Some(2), "{arguments:?}: {}", answer.err);
@@ -68,6 +77,16 @@ fn a_wrong_job_is_exit_3_with_every_fault_and_its_place() {
     assert_eq!(answer.code, Some(3), "{}", answer.err);
     assert!(answer.err.contains("expected an integer, found string at `model.layers`"), "{}", answer.err);
     assert!(answer.err.contains("unexpected key at `train.colour`"), "{}", answer.err);
+}
+
+#[test]
+fn a_job_that_is_not_text_is_exit_3_and_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job.toml");
+    fs::write(&path, b"name = \"caf\xe9\"").unwrap();
+    let answer = run(&mut trainyard(&["launch", path.to_str().unwrap()]));
+    assert_eq!(answer.code, Some(3), "{}", answer.err);
+    assert!(answer.err.contains("not UTF-8 text: byte 11"), "{}", answer.err);
 }
 
 #[test]

@@ -281,6 +281,42 @@ fn a_dry_run_prints_the_plan_and_starts_nothing() {
 }
 
 #[test]
+fn a_text_too_short_for_the_context_is_exit_4_before_there_is_a_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("short.txt");
+    fs::write(&text, "It was a dark and stormy night. ".repeat(4)).unwrap();
+    let (child, run_dir) = start(folder.path(), 30, &["--data", text.to_str().unwrap()]);
+    let answer = said(&child.wait_with_output().unwrap());
+    assert_eq!(answer.code, Some(4), "{}", answer.err);
+    assert!(answer.err.contains("tokens; needed are at least"), "{}", answer.err);
+    assert!(!run_dir.exists());
+}
+
+#[test]
+fn a_job_in_a_run_directory_of_its_own_is_found_by_its_id_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, run_dir) =
+        start(folder.path(), 100_000, &["--engine", "process", "--nodes", "1", "--detach"]);
+    let launched = said(&child.wait_with_output().unwrap());
+    assert_eq!(launched.code, Some(0), "{}", launched.err);
+    let id = launched.out.trim();
+    wait_until("it trains", || steps_done(&run_dir) > 25);
+    assert!(done(&["status"]).out.contains(id));
+    assert!(done(&["status", run_dir.to_str().unwrap()]).out.contains("running"));
+    done(&["stop", id]);
+    assert!(ranks(&run_dir).is_empty());
+    done(&["launch", "--resume", run_dir.to_str().unwrap(), "--detach"]);
+    wait_until("it goes on", || reported(&run_dir, "started").len() == 2);
+    done(&["stop", run_dir.to_str().unwrap()]);
+    assert!(ranks(&run_dir).is_empty());
+
+    fs::write(run_dir.join("plan.json"), "").unwrap();
+    let answer = run(&mut trainyard(&["launch", "--resume", id]));
+    assert_eq!(answer.code, Some(3), "{}", answer.err);
+    assert!(answer.err.contains("plan.json: not a launch plan"), "{}", answer.err);
+}
+
+#[test]
 fn own_text_is_trained_on() {
     let folder = tempfile::tempdir().unwrap();
     let text = root().join("README.md");

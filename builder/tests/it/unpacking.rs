@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tar::{EntryType, Header};
 use tempfile::TempDir;
+use trainyard_builder::inspect;
 use trainyard_builder::oci::{self, Layout};
 use trainyard_builder::unpack::{self, unpack};
 use trainyard_spec::Digest;
@@ -171,4 +172,52 @@ fn damaged_layouts_are_named() {
     std::fs::remove_file(folder.path().join("index.json")).unwrap();
     assert!(matches!(Layout::open(folder.path()).unwrap_err(), oci::Error::Layout { .. }));
     assert!(Layout::open(&folder.path().join("nowhere")).is_err());
+}
+
+#[test]
+fn what_is_not_unpacked_is_remarked_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let entries: &[Entry<'_>] = &[
+        ("bin/sh", EntryType::Regular, "shell"),
+        ("../escape", EntryType::Regular, "out"),
+        ("link", EntryType::Symlink, "/etc"),
+        ("link/passwd", EntryType::Regular, "root"),
+        ("dev/sda", EntryType::Block, ""),
+        ("pipe", EntryType::Fifo, ""),
+    ];
+    layout(folder.path(), &[layer(entries)]);
+    let report = inspect::inspect(&Layout::open(folder.path()).unwrap()).unwrap();
+    let [layer] = report.layers.as_slice() else { panic!("{report:?}") };
+    assert_eq!(layer.files.keys().collect::<Vec<_>>(), ["/bin/sh"]);
+    assert_eq!(
+        layer.remarks,
+        [
+            "../escape: leads out of the image",
+            "link/passwd: leads through the link /link",
+            "dev/sda: is a block device",
+            "pipe: is a named pipe",
+        ]
+    );
+}
+
+#[test]
+fn documents_that_contradict_what_refers_to_them_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    layout(folder.path(), &[layer(&[("file", EntryType::Regular, "text")])]);
+    let index = folder.path().join("index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    let sizes: Vec<_> = text.match_indices("\"size\":").map(|(at, _)| at + 7).collect();
+    let [size] = sizes.as_slice() else { panic!("{text}") };
+    for (changed, expect) in [
+        (text.replace("\"schemaVersion\":2", "\"schemaVersion\":3"), "schemaVersion is 3; known is 2"),
+        (format!("{}9{}", &text[..*size], &text[*size..]), "bytes; what refers to it says 9"),
+    ] {
+        std::fs::write(&index, changed).unwrap();
+        let error = Layout::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+    std::fs::remove_file(&index).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &index, rustix::fs::Mode::RUSR).unwrap();
+    let error = Layout::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
 }

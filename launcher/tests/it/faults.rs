@@ -15,7 +15,17 @@ use crate::lab::{Lab, rank_process, report};
 const LONG: &str = "echo up; while true; do sleep 0.1; done";
 
 fn kill(pid: i32) {
-    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    send(pid, Signal::KILL);
+}
+
+fn send(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn agent_process(lab: &Lab, node_folder: &str) -> i32 {
+    let text = std::fs::read(lab.dir.path().join(node_folder).join("agent.json")).unwrap();
+    let agent: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    i32::try_from(agent["pid"].as_i64().unwrap()).unwrap()
 }
 
 fn attempt_failed(event: &JobEvent) -> bool {
@@ -127,14 +137,48 @@ fn a_killed_agent_takes_its_ranks_along_and_is_named() {
     let ran = lab.run(&plan, |record, _| {
         up += u32::from(is_up(&record.event).is_some());
         if up == 2 && is_up(&record.event).is_some() {
-            let text = std::fs::read(lab.dir.path().join("agent-1/attempt-0/node-1/agent.json")).unwrap();
-            let agent: serde_json::Value = serde_json::from_slice(&text).unwrap();
-            kill(i32::try_from(agent["pid"].as_i64().unwrap()).unwrap());
+            kill(agent_process(&lab, "agent-1/attempt-0/node-1"));
         }
     });
     let failure = &ran.outcome().failures[0];
     assert_eq!((failure.node, failure.rank, failure.class), (Some(1), None, FailureClass::Host));
     assert_eq!(failure.message, "node-1 was killed by signal 9 before its ranks had ended");
+}
+
+#[test]
+fn an_agent_that_hangs_is_noticed_and_replaced() {
+    let lab = Lab::process();
+    let script = format!("echo up; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || {{ {LONG}; }}");
+    let plan = lab.plan("hung-1", 2, 1, &script);
+    let mut up = 0;
+    let mut stopped = None;
+    let ran = lab.run(&plan, |record, _| {
+        up += u32::from(is_up(&record.event).is_some());
+        if up == 2 && stopped.is_none() {
+            send(agent_process(&lab, "hung-1/attempt-0/node-1"), Signal::STOP);
+            stopped = Some(std::time::Instant::now());
+        }
+    });
+    let outcome = ran.outcome();
+    assert_eq!(outcome.exit, Exit::Done, "{outcome:?}");
+    let failure = &outcome.failures[0];
+    assert_eq!((failure.node, failure.rank, failure.class), (Some(1), None, FailureClass::Host));
+    assert_eq!(failure.message, "node-1 hangs: its agent has said nothing for 3 s");
+    assert!(stopped.unwrap().elapsed() < Duration::from_secs(10), "the lease is 3 s");
+    let alive = |event: &JobEvent| matches!(event, JobEvent::Node { said: NodeEvent::Alive, .. });
+    assert!(
+        !ran.records.iter().any(|(_, record)| alive(&record.event)),
+        "records hold what decides something"
+    );
+}
+
+#[test]
+fn a_program_that_ends_well_without_its_last_step_has_failed() {
+    let lab = Lab::process();
+    let ran = lab.run(&lab.plan("nothing-1", 2, 5, "exit 0"), |_, _| {});
+    let outcome = ran.outcome();
+    assert_eq!((outcome.exit, outcome.failures.len()), (Exit::Program, 1));
+    assert!(outcome.failures[0].message.contains("none said that the last step is done"), "{outcome:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use trainyard_launcher::jobs::{self, Phase, Stopped};
 use trainyard_launcher::logs::Logs;
-use trainyard_launcher::run_dir::{RunDir, RunDirError};
+use trainyard_launcher::run_dir::{self, RunDir, RunDirError};
 use trainyard_spec::Exit;
 use trainyard_spec::event::JobEvent;
 use trainyard_spec::protocol::NodeEvent;
@@ -35,6 +35,74 @@ fn a_status_is_what_the_records_say() {
     });
     assert_eq!(lines.len(), 2);
     assert!(lines.iter().all(|line| line.contains(" node-1 rank-1 ")), "{lines:?}");
+}
+
+#[test]
+fn a_job_whose_run_directory_lies_elsewhere_is_found_by_id_and_by_path() {
+    let lab = Lab::process();
+    let jobs_folder = lab.dir.path().join("jobs");
+    let name = "far".parse().unwrap();
+    assert_eq!(jobs::next_id(&jobs_folder, &name).unwrap().as_str(), "far-1");
+    let mut plan = lab.plan("far-1", 1, 0, "echo hello");
+    plan.run_dir = lab.dir.path().join("elsewhere/run").display().to_string();
+    let dir = jobs::create(&jobs_folder, &plan).unwrap().unwrap();
+    let path = dir.path().to_owned();
+    drop(dir);
+    for job in ["far-1", &plan.run_dir] {
+        assert_eq!(jobs::find(&jobs_folder, job).unwrap(), path, "{job}");
+    }
+    assert_eq!(jobs::list(&jobs_folder).unwrap()[0].run_dir, path);
+    // The id is taken, for this job and for good.
+    plan.run_dir = jobs_folder.join("far-1").display().to_string();
+    assert!(jobs::create(&jobs_folder, &plan).unwrap().is_none());
+    std::fs::remove_dir_all(&path).unwrap();
+    assert_eq!(jobs::next_id(&jobs_folder, &name).unwrap().as_str(), "far-2");
+    assert!(jobs::list(&jobs_folder).unwrap().is_empty());
+}
+
+#[test]
+fn ids_go_on_after_the_highest_whatever_else_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let long: trainyard_spec::Name = "x".repeat(63).parse().unwrap();
+    for (name, entries, next) in [
+        ("a", &["a-1", "a-3", "b-9", "a-x"][..], "a-4"),
+        ("c", &["c-18446744073709551615", "c-2"], "c-3"),
+        ("d", &["d-4294967295"], "d-4294967296"),
+        ("d", &["d-4294967296"], "d-4294967297"),
+        (long.as_str(), &[&format!("{}-1", "x".repeat(61))], &format!("{}-2", "x".repeat(61))),
+    ] {
+        for entry in entries {
+            std::fs::create_dir(folder.path().join(entry)).unwrap();
+        }
+        assert_eq!(jobs::next_id(folder.path(), &name.parse().unwrap()).unwrap().as_str(), next);
+    }
+}
+
+#[test]
+fn a_run_directory_is_new_or_empty_and_stays_where_it_is() {
+    let lab = Lab::process();
+    let at = |name: &str| lab.dir.path().join(name);
+    std::fs::write(at("file"), "").unwrap();
+    std::fs::create_dir(at("full")).unwrap();
+    std::fs::write(at("full/something"), "").unwrap();
+    std::os::unix::fs::symlink(at("nothing"), at("dangling")).unwrap();
+    let mut plan = lab.plan("place-1", 1, 0, "true");
+    for (place, expect) in
+        [("file", "is not a folder"), ("full", "is not empty"), ("dangling", "is a link that leads nowhere")]
+    {
+        plan.run_dir = at(place).display().to_string();
+        for error in [run_dir::check_free(&at(place)).unwrap_err(), RunDir::create(&plan).unwrap_err()] {
+            assert!(matches!(error, RunDirError::Used { .. }), "{error}");
+            assert!(error.to_string().contains(expect), "{error}");
+        }
+        assert!(jobs::create(&at("jobs"), &plan).is_err());
+        assert!(!at("jobs/place-1").exists(), "the id is free again");
+    }
+    plan.run_dir = at("empty").display().to_string();
+    std::fs::create_dir(at("empty")).unwrap();
+    drop(RunDir::create(&plan).unwrap());
+    std::fs::rename(at("empty"), at("moved")).unwrap();
+    assert!(matches!(RunDir::open(&at("moved")), Err(RunDirError::Moved { .. })));
 }
 
 #[test]

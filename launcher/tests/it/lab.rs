@@ -65,7 +65,7 @@ impl Lab {
         }
     }
 
-    /// Plans a job whose ranks run a shell script.
+    /// Plans a job whose ranks run a shell script, and say at its end that they are done.
     pub(crate) fn plan(&self, id: &str, nodes: u32, max_restarts: u32, script: &str) -> LaunchPlan {
         let launch = Launch {
             id: id.parse().unwrap(),
@@ -82,8 +82,10 @@ impl Lab {
             EnginePlan::Process => format!("{}/bin/busybox", plan.image.rootfs),
             EnginePlan::Podman { .. } => "/bin/busybox".to_owned(),
         };
+        let done = report(r#"{"event":"finished","step":1}"#);
+        let script = format!("{script}\ncode=$?; [ $code != 0 ] || {{ {done} }}; exit $code");
         for node in &mut plan.nodes {
-            node.command = [shell.as_str(), "sh", "-c", script].map(str::to_owned).to_vec();
+            node.command = [shell.as_str(), "sh", "-c", &script].map(str::to_owned).to_vec();
             node.lease_ms = 3000;
             node.grace_ms = 2000;
         }

@@ -95,6 +95,15 @@ fn says_all_that_ranks_write_and_report_before_their_end() {
 }
 
 #[test]
+fn says_that_it_is_at_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = NodePlan { lease_ms: 2000, ..plan(folder.path(), 1, "sleep 1.5") };
+    let (events, _) = watch(start(folder.path(), &plan), |_, _| {});
+    let words = events.iter().filter(|event| **event == NodeEvent::Alive).count();
+    assert!((1..=3).contains(&words), "every 0.4 s of 1.5: {events:?}");
+}
+
+#[test]
 fn exit_codes() {
     for (script, code) in [("exit 0", 0), ("exit 5", 1), ("kill -9 $$", 1)] {
         assert_eq!(run(2, script).1, Some(code), "{script}");
@@ -106,6 +115,19 @@ fn exit_codes() {
     assert_eq!(status.code(), Some(2));
     let Some(NodeEvent::Broken { message }) = events.last() else { panic!("{events:?}") };
     assert!(message.starts_with("rank 0: cannot start /nowhere/program: "), "{message}");
+    for (content, mode, found) in [
+        ("exit 0", 0o755, "Exec format error"),
+        ("", 0o755, "Exec format error"),
+        ("#!/bin/sh", 0o644, "Permission denied"),
+    ] {
+        let program = folder.path().join("program");
+        std::fs::write(&program, content).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        broken.command = vec![program.display().to_string()];
+        let (events, _) = watch(start(folder.path(), &broken), |_, _| {});
+        let Some(NodeEvent::Broken { message }) = events.last() else { panic!("{events:?}") };
+        assert!(message.contains(found), "{message}");
+    }
     for (name, content, expected) in
         [("none.json", None, "cannot read"), ("bad.json", Some("{}"), "not a node plan")]
     {

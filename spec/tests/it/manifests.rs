@@ -137,6 +137,9 @@ fn faults_of_kinds() {
         job_faults(&edit(JOB, "steps = 10", "steps = -10")),
         job_faults("version = 1\nname = \n"),
         job_faults(&edit(JOB, "[model]", "[model]\nlayers = 3")),
+        // What cannot be parsed hides no other fault, nor is it called missing.
+        job_faults(&edit(&edit(JOB, "seed = 1", "seed = 99999999999999999999"), "nodes = 4", "nodes = true")),
+        job_faults(&edit(&edit(JOB, "seed = 1", "seed = "), "layers = 2", "layers = \"two\"\ncolour = 1")),
         image_faults(&edit(IMAGE, "kind = \"deb\"", "kind = \"rpm\"")),
         image_faults(&edit(IMAGE, "max-size = \"10 MB\"", "max-size = \"10 megs\"")),
     ];

@@ -1,6 +1,5 @@
 //! What a launch needs before it can be planned: text, tokens, image.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,8 @@ use trainyard_builder::{image, oci, unpack};
 use trainyard_launcher::plan::Image;
 use trainyard_spec::job::JobManifest;
 use trainyard_spec::{ByteSize, Digest, Exit};
-use trainyard_trainer::data::{Dataset, prepare};
+use trainyard_trainer::data::Dataset;
+use trainyard_trainer::data::prepare::{self, PrepareError};
 use trainyard_trainer::tokenizer::Tokenizer;
 
 use crate::cli::Launch;
@@ -54,8 +54,9 @@ struct Text {
 }
 
 fn own_text(path: &Path) -> Result<Text, Failure> {
+    let (text, _) = prepare::open_text(path)?;
     let failed = |error: io::Error| Failure::usage(format!("cannot read --data {}: {error}", path.display()));
-    let (digest, _) = digest_of(File::open(path).map_err(failed)?).map_err(failed)?;
+    let (digest, _) = digest_of(text).map_err(failed)?;
     Ok(Text { path: path.to_owned(), digest })
 }
 
@@ -97,11 +98,15 @@ fn tokens(
             validation_fraction: fraction,
             out: &out,
         };
-        let made =
-            prepare::prepare(&request, |done, total| screen.show("Tokens", "writing shards", done, total));
-        made.map_err(|error| Failure::new(Exit::Input, error))?;
+        match prepare::prepare(&request, |done, total| screen.show("Tokens", "writing shards", done, total)) {
+            // Another launch was faster; equal texts make equal shards.
+            Ok(_) | Err(PrepareError::Exists { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    let data = Dataset::open(&out).map_err(|error| Failure::new(Exit::Input, error))?;
+    let data = Dataset::open(&out)?;
+    // Found here and not by every rank of a job that has been made.
+    data.require_context(&out, job.model.context)?;
     let (train, validation) = (grouped(data.train.len()), grouped(data.validation.len()));
     screen.say("Tokens", &format!("{train} to train on, {validation} held out for validation"));
     Ok(out)

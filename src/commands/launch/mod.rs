@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use trainyard_launcher::engine::{EngineChoice, EngineError, EngineSettings};
 use trainyard_launcher::machine::Machine;
 use trainyard_launcher::plan::{self, Launch as Request, PlanError};
-use trainyard_launcher::preflight::{Report, preflight};
-use trainyard_launcher::run_dir::RunDir;
+use trainyard_launcher::preflight::{self, Report};
+use trainyard_launcher::run_dir::{self, RunDir};
 use trainyard_launcher::{engine, jobs};
 use trainyard_spec::job::{JobManifest, MAX_NODES};
-use trainyard_spec::plan::LaunchPlan;
 use trainyard_spec::{Exit, env};
 
 use controller::Session;
@@ -42,6 +41,8 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
     if !(1..=MAX_NODES).contains(&nodes) {
         return Err(Failure::usage(format!("--nodes is {nodes}; needed is 1 to {MAX_NODES}")));
     }
+    // Before anything that takes long.
+    let named_run_dir = arguments.run_dir.as_deref().map(new_run_dir).transpose()?;
     let interrupt = Interrupt::watch()?;
     let inputs = inputs::prepare(arguments, &path, &job, &settings, &mut screen)?;
     let machine = Machine::read().map_err(|error| Failure::new(Exit::Preflight, error))?;
@@ -65,37 +66,49 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
     for note in &chosen.notes {
         screen.say("Engine", note);
     }
-    let id = jobs::next_id(&settings.jobs, &job.name)?;
-    let run_dir = match &arguments.run_dir {
-        Some(folder) => std::path::absolute(folder)
-            .map_err(|error| Failure::usage(format!("{}: {error}", folder.display())))?,
-        None => settings.jobs.join(id.as_str()),
-    };
-    let max_restarts = arguments.max_restarts.unwrap_or(job.max_restarts);
-    let request = Request {
-        id,
-        job,
-        image: inputs.image,
-        data_dir: inputs.data,
-        nodes,
-        max_restarts,
-        run_dir,
-        engine: chosen.engine,
-    };
-    let plan = plan::plan(&request, &machine).map_err(|error| match error {
-        PlanError::TooMany { .. } => Failure::new(Exit::Preflight, error),
-        error => Failure::usage(error),
-    })?;
-    if arguments.dry_run {
-        return match arguments.format {
-            Format::Text => print(&plan::describe(&plan)),
-            Format::Json => super::print_json(&plan),
+    let run_dir = loop {
+        let id = jobs::next_id(&settings.jobs, &job.name)?;
+        let request = Request {
+            run_dir: named_run_dir.clone().unwrap_or_else(|| settings.jobs.join(id.as_str())),
+            id,
+            job: job.clone(),
+            image: inputs.image.clone(),
+            data_dir: inputs.data.clone(),
+            nodes,
+            max_restarts: arguments.max_restarts.unwrap_or(job.max_restarts),
+            engine: chosen.engine.clone(),
         };
-    }
-    check(&plan, &machine)?;
-    let run_dir = RunDir::create(&plan)?;
-    result::remember_sample(&run_dir, request.job.sample.as_ref())?;
+        let plan = plan::plan(&request, &machine).map_err(|error| match error {
+            PlanError::TooMany { .. } => Failure::new(Exit::Preflight, error),
+            error => Failure::usage(error),
+        })?;
+        let report = preflight::preflight(&plan, &machine);
+        if arguments.dry_run {
+            if !report.passed() {
+                screen.warn(&format!("preflight would refuse this launch:\n{}", table(&report)));
+            }
+            return match arguments.format {
+                Format::Text => print(&plan::describe(&plan)),
+                Format::Json => super::print_json(&plan),
+            };
+        }
+        check(&report)?;
+        // Another launch may have taken the id meanwhile.
+        if let Some(run_dir) = jobs::create(&settings.jobs, &plan)? {
+            break run_dir;
+        }
+    };
+    result::remember_sample(&run_dir, job.sample.as_ref())?;
     start(arguments, run_dir, &session, &mut screen)
+}
+
+/// The run directory that was named for a new job, as an absolute path.
+fn new_run_dir(folder: &Path) -> Result<PathBuf, Failure> {
+    let path = std::path::absolute(folder)
+        .map_err(|error| Failure::usage(format!("--run-dir {}: {error}", folder.display())))?;
+    run_dir::check_free(&path)?;
+    check(&Report { checks: vec![preflight::writable(&path)] })?;
+    Ok(path)
 }
 
 /// Runs the job here, or leaves it to a controller of its own.
@@ -131,9 +144,7 @@ fn job(named: Option<&Path>) -> Result<(PathBuf, JobManifest), Failure> {
             })?
         }
     };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::usage(format!("cannot read job manifest {}: {error}", path.display())))?;
-    let job = trainyard_spec::toml::read(&path.display().to_string(), &text)?;
+    let job = trainyard_builder::manifest::read(&path)?;
     Ok((path, job))
 }
 
@@ -146,12 +157,11 @@ fn engine_settings() -> EngineSettings {
 }
 
 /// Refuses a launch that this machine cannot bear, with every check that failed.
-fn check(plan: &LaunchPlan, machine: &Machine) -> Result<(), Failure> {
-    let report = preflight(plan, machine);
+fn check(report: &Report) -> Result<(), Failure> {
     if report.passed() {
         return Ok(());
     }
-    Err(Failure::new(Exit::Preflight, anyhow::anyhow!("preflight refused the launch:\n{}", table(&report))))
+    Err(Failure::new(Exit::Preflight, anyhow::anyhow!("preflight refused the launch:\n{}", table(report))))
 }
 
 fn table(report: &Report) -> String {

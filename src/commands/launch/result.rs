@@ -9,6 +9,7 @@ use trainyard_spec::event::Failure as Cause;
 use trainyard_spec::job::Sample;
 use trainyard_spec::plan::{EngineKind, ImagePlan, LaunchPlan};
 use trainyard_spec::{Exit, Name};
+use trainyard_trainer::checkpoint::MANIFEST;
 use trainyard_trainer::checkpoint::read::Checkpoint;
 use trainyard_trainer::sample::{self, Request};
 
@@ -16,6 +17,7 @@ use crate::failure::Failure;
 use crate::view::chart;
 use crate::view::screen::Screen;
 use crate::view::training::{Training, grouped};
+use crate::view::visible;
 
 /// File of the run directory with what the model shall be asked to write.
 const SAMPLE: &str = "job/sample.json";
@@ -50,7 +52,7 @@ pub(in crate::commands) fn failure(cause: &Cause) -> String {
         (Some(node), None) => format!("node {node}: "),
         (None, _) => String::new(),
     };
-    format!("{place}{}", cause.message)
+    format!("{place}{}", visible(&cause.message))
 }
 
 /// Tells how the job ended: results to standard output, everything else to standard error.
@@ -79,19 +81,31 @@ pub(super) fn tell(
     match outcome.exit {
         Exit::Done => {}
         Exit::Interrupted => {
+            let next =
+                if has_checkpoint(run_dir) { "go on" } else { "there is no checkpoint yet; start again" };
             screen.say(
                 "Stopped",
-                &format!("nothing is left running; go on with: trainyard launch --resume {job}"),
+                &format!("nothing is left running; {next} with: trainyard launch --resume {job}"),
             );
         }
         exit => {
             let first = outcome.failures.last().map_or_else(|| "no reason is known".to_owned(), failure);
-            return Err(Failure::new(exit, anyhow::anyhow!("{}: {first}", kind(exit))).with_hint(Some(format!(
-                "trainyard logs {job} shows what the ranks wrote; go on from the newest checkpoint with: trainyard launch --resume {job}"
-            ))));
+            let mut hint = format!("trainyard logs {job} shows what the ranks wrote");
+            // What a program does wrong it does wrong again.
+            if exit != Exit::Program && has_checkpoint(run_dir) {
+                let _ =
+                    write!(hint, "; go on from the newest checkpoint with: trainyard launch --resume {job}");
+            }
+            return Err(Failure::new(exit, anyhow::anyhow!("{}: {first}", kind(exit))).with_hint(Some(hint)));
         }
     }
     Ok(outcome.exit)
+}
+
+/// Whether there is a checkpoint to go on from. A folder has its manifest once it is whole.
+fn has_checkpoint(run_dir: &Path) -> bool {
+    let entries = std::fs::read_dir(run_dir.join("checkpoints"));
+    entries.into_iter().flatten().flatten().any(|entry| entry.path().join(MANIFEST).is_file())
 }
 
 fn kind(exit: Exit) -> &'static str {

@@ -105,6 +105,20 @@ pub enum Damage {
     /// The manifest is not one, or of another version.
     #[error("{MANIFEST}: {0}")]
     Manifest(#[source] serde_json::Error),
+    /// There is not one file for each rank that wrote it.
+    #[error("manifest.json: world-size is {found}; needed is {needed}, the number of files")]
+    WorldSize {
+        /// What the manifest says.
+        found: u32,
+        /// What follows from its files.
+        needed: u32,
+    },
+    /// A file is named by a path.
+    #[error("manifest.json: {file:?} is not the plain name of a file in this folder")]
+    Name {
+        /// What stands there.
+        file: String,
+    },
     /// A file that should be there is not.
     #[error("{file} is missing")]
     Missing {

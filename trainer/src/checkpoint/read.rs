@@ -157,6 +157,10 @@ impl Checkpoint {
         let manifest: CheckpointManifest =
             serde_json::from_slice(&bytes).map_err(|error| damaged(Damage::Manifest(error)))?;
 
+        let needed = manifest.files.len() as u32;
+        if manifest.world_size == 0 || manifest.world_size != needed {
+            return Err(damaged(Damage::WorldSize { found: manifest.world_size, needed }));
+        }
         let (mut files, mut next) = (Vec::with_capacity(manifest.files.len()), 0);
         for entry in &manifest.files {
             let file = entry.file.clone();
@@ -164,6 +168,10 @@ impl Checkpoint {
                 return Err(damaged(Damage::Gap { file, found: entry.start, needed: next }));
             }
             next = entry.end;
+            // A name from outside must not lead out of the folder.
+            if Path::new(&file).file_name() != Some(file.as_ref()) {
+                return Err(damaged(Damage::Name { file }));
+            }
             let at = path.join(&file);
             let opened = match File::open(&at) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {

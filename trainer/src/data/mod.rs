@@ -105,6 +105,14 @@ pub enum DataError {
         /// What follows from the rest.
         needed: u64,
     },
+    /// A shard is named by a path.
+    #[error("{}: {file:?} is not the plain name of a file in this folder", .path.display())]
+    Name {
+        /// The manifest.
+        path: PathBuf,
+        /// What stands there.
+        file: String,
+    },
     /// A shard is unusable.
     #[error(transparent)]
     Shard(#[from] ShardError),
@@ -161,6 +169,10 @@ impl Dataset {
         let open = |name: &str, split: &Split| {
             let mut shards = Vec::with_capacity(split.shards.len());
             for entry in &split.shards {
+                // A name from outside must not lead out of the folder.
+                if Path::new(&entry.file).file_name() != Some(entry.file.as_ref()) {
+                    return Err(DataError::Name { path: path.clone(), file: entry.file.clone() });
+                }
                 let shard = Shard::open(&folder.join(&entry.file), manifest.vocabulary)?;
                 field(&format!("tokens of {}", entry.file), entry.tokens, shard.len() as u64)?;
                 shards.push(shard);

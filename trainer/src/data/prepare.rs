@@ -3,11 +3,12 @@
 //! Texts are joined as they are, in the order given. They must be UTF-8: text in another encoding would train without
 //! complaint and read as garbage. The held-out part is the end of the joined text, from a character's start on.
 //!
-//! Everything is written to a temporary folder beside the target, which is renamed when all of it is on disk.
+//! Everything is written to a hidden folder beside the target, which is renamed when all of it is on disk. Its maker
+//! holds a lock on it: what a killed one left behind is made anew by the next.
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
@@ -49,6 +50,20 @@ pub enum PrepareError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// A text cannot be read.
+    #[error("cannot read {}: {source}", .path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A text is a folder, a device or a pipe. It is read more than once, and its length must be known.
+    #[error("cannot read {}: it is not a regular file", .path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
     },
     /// A shard could not be written.
     #[error(transparent)]
@@ -115,8 +130,7 @@ pub fn prepare(
     }
     let mut sizes = Vec::with_capacity(request.texts.len());
     for path in request.texts {
-        let metadata = std::fs::metadata(path).map_err(io("cannot read", path))?;
-        sizes.push(metadata.len());
+        sizes.push(open_text(path)?.1);
     }
     let total: u64 = sizes.iter().sum();
     let held_out_from = total - (total as f64 * fraction).round() as u64;
@@ -129,21 +143,9 @@ pub fn prepare(
         });
     }
 
-    let parent = match request.out.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(parent).map_err(io("cannot create", parent))?;
-    // Nodes may read it as another user.
-    let readable = std::fs::Permissions::from_mode(0o755);
-    let folder = tempfile::Builder::new()
-        .prefix(".dataset-")
-        .permissions(readable)
-        .tempdir_in(parent)
-        .map_err(io("cannot create a folder in", parent))?;
-
-    let mut train = SplitWriter::new(folder.path(), "train", request.tokenizer);
-    let mut validation = SplitWriter::new(folder.path(), "validation", request.tokenizer);
+    let folder = Partial::make(request.out)?;
+    let mut train = SplitWriter::new(&folder.path, "train", request.tokenizer);
+    let mut validation = SplitWriter::new(&folder.path, "validation", request.tokenizer);
     let mut source = Sha256::new();
     let mut done = 0;
     for (path, &size) in request.texts.iter().zip(&sizes) {
@@ -185,12 +187,26 @@ fn io<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Prep
     move |source| PrepareError::Io { operation, path: path.to_owned(), source }
 }
 
+/// Opens a text and tells its length in bytes.
+///
+/// # Errors
+/// When it cannot be read or is no regular file.
+pub fn open_text(path: &Path) -> Result<(File, u64), PrepareError> {
+    let failed = |source| PrepareError::Text { path: path.to_owned(), source };
+    // Before it is opened, which for a pipe waits until somebody writes to it.
+    let found = std::fs::metadata(path).map_err(failed)?;
+    if !found.is_file() {
+        return Err(PrepareError::NotAFile { path: path.to_owned() });
+    }
+    Ok((File::open(path).map_err(failed)?, found.len()))
+}
+
 /// Passes a file on in blocks that are whole characters.
 fn read_text(
     path: &Path,
     mut take: impl FnMut(&[u8]) -> Result<(), PrepareError>,
 ) -> Result<(), PrepareError> {
-    let mut file = File::open(path).map_err(io("cannot open", path))?;
+    let (mut file, _) = open_text(path)?;
     let mut buffer = vec![0; BLOCK];
     // Bytes of a character that the last block cut in two.
     let mut carried = 0;
@@ -198,7 +214,7 @@ fn read_text(
     loop {
         let count = match file.read(&mut buffer[carried..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            result => result.map_err(io("cannot read", path))?,
+            result => result.map_err(|source| PrepareError::Text { path: path.to_owned(), source })?,
         };
         let filled = carried + count;
         let whole = match std::str::from_utf8(&buffer[..filled]) {
@@ -216,6 +232,64 @@ fn read_text(
         offset += whole as u64;
         carried = filled - whole;
         buffer.copy_within(whole..filled, 0);
+    }
+}
+
+/// A data set in the making, beside where it will be. Removed when dropped.
+struct Partial {
+    path: PathBuf,
+    lock: File,
+}
+
+impl Partial {
+    /// Makes the folder, or takes over what a killed process left of it. Waits for a live one.
+    fn make(out: &Path) -> Result<Self, PrepareError> {
+        let parent = match out.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        std::fs::create_dir_all(parent).map_err(io("cannot create", parent))?;
+        let mut name = std::ffi::OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".partial");
+        let path = parent.join(name);
+        loop {
+            match std::fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(io("cannot create", &path)(error));
+                }
+                _ => {}
+            }
+            let lock = match File::open(&path) {
+                // Its maker has just given it its name.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                lock => lock.map_err(io("cannot open", &path))?,
+            };
+            lock.lock().map_err(io("cannot lock", &path))?;
+            if out.exists() {
+                return Err(PrepareError::Exists { path: out.to_owned() });
+            }
+            let held = lock.metadata().map_err(io("cannot look at", &path))?;
+            if !std::fs::metadata(&path).is_ok_and(|there| there.ino() == held.ino()) {
+                continue;
+            }
+            let this = Self { path, lock };
+            for entry in std::fs::read_dir(&this.path).map_err(io("cannot list", &this.path))? {
+                let left = entry.map_err(io("cannot list", &this.path))?.path();
+                std::fs::remove_file(&left).map_err(io("cannot remove", &left))?;
+            }
+            // Nodes may read it as another user.
+            let readable = std::fs::Permissions::from_mode(0o755);
+            this.lock.set_permissions(readable).map_err(io("cannot give permissions to", &this.path))?;
+            return Ok(this);
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // Under its final name it stays; here nothing of it is wanted.
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
@@ -289,20 +363,20 @@ fn unigram_loss(train: &[u64], validation: &[u64]) -> f64 {
 }
 
 /// Adds the manifest and gives the folder its name.
-fn publish(manifest: &DatasetManifest, folder: tempfile::TempDir, out: &Path) -> Result<(), PrepareError> {
-    let path = folder.path().join(MANIFEST);
+fn publish(manifest: &DatasetManifest, folder: Partial, out: &Path) -> Result<(), PrepareError> {
+    let path = folder.path.join(MANIFEST);
     let write = || {
         let mut text = serde_json::to_vec_pretty(manifest)?;
         text.push(b'\n');
         let mut file = File::create_new(&path)?;
         io::Write::write_all(&mut file, &text)?;
         file.sync_all()?;
-        File::open(folder.path())?.sync_all()
+        folder.lock.sync_all()
     };
     write().map_err(io("cannot write", &path))?;
     match rustix::fs::renameat_with(
         rustix::fs::CWD,
-        folder.path(),
+        &folder.path,
         rustix::fs::CWD,
         out,
         rustix::fs::RenameFlags::NOREPLACE,
@@ -310,8 +384,6 @@ fn publish(manifest: &DatasetManifest, folder: tempfile::TempDir, out: &Path) ->
         Err(rustix::io::Errno::EXIST) => return Err(PrepareError::Exists { path: out.to_owned() }),
         result => result.map_err(|error| io("cannot create", out)(error.into()))?,
     }
-    // It has another name now; only the guard that would remove it is left.
-    let _ = folder.keep();
     let parent = out.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     File::open(parent).and_then(|parent| parent.sync_all()).map_err(io("cannot sync", parent))
 }
@@ -381,6 +453,41 @@ mod tests {
         // The least that is asked for is enough.
         run(&[&[b'x'; 45]], 0.1).unwrap();
         run(&["xyz\u{1f600}\u{1f600}".as_bytes()], 0.5).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_made_anew_and_a_live_one_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, out) = (folder.path().join("text"), folder.path().join("data"));
+        std::fs::write(&text, "some text that is long enough").unwrap();
+        let partial = folder.path().join(".data.partial");
+        std::fs::create_dir(&partial).unwrap();
+        std::fs::write(partial.join("train_000007.bin"), "half").unwrap();
+        let texts = [text];
+        let make = || {
+            let request =
+                Request { texts: &texts, tokenizer: Tokenizer::Byte, validation_fraction: 0.5, out: &out };
+            prepare(&request, |_, _| {})
+        };
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let makers: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+            makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+        });
+        assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1, "{made:?}");
+        assert!(made.iter().all(|made| matches!(made, Ok(_) | Err(PrepareError::Exists { .. }))), "{made:?}");
+        assert!(!partial.exists() && !out.join("train_000007.bin").exists());
+        Dataset::open(&out).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for path in [Path::new("/dev/zero"), Path::new("/dev/null"), &pipe, folder.path()] {
+            let error = open_text(path).unwrap_err();
+            assert!(matches!(error, PrepareError::NotAFile { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -36,10 +36,12 @@ fn bad_data_is_named() {
     token[1024 + 100 * 2 + 1] = 1;
     let manifest = std::fs::read_to_string(lab.path("data/dataset.json")).unwrap();
     let newer = manifest.replace("\"version\": 1", "\"version\": 2");
+    let outside = manifest.replace("\"train_000000.bin", "\"../train_000000.bin");
     for (bytes, manifest, expect) in [
         (&token, &manifest, "train_000000.bin: token 3"),
         (&whole[..2000].to_vec(), &manifest, "train_000000.bin: 2000 bytes; needed are"),
         (&whole, &newer, "format version 2 is unknown here"),
+        (&whole, &outside, "\"../train_000000.bin\" is not the plain name of a file"),
         (&whole, &"{}".to_owned(), "dataset.json: missing field"),
     ] {
         std::fs::write(&shard, bytes).unwrap();

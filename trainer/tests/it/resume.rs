@@ -150,8 +150,14 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
         change(&mut bytes);
         std::fs::write(path, bytes).unwrap();
     };
+    let edit = |step: &std::path::Path, from: &str, to: &str| {
+        let path = step.join("manifest.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(path, text.replace(from, to)).unwrap();
+    };
     type Damage<'a> = Box<dyn Fn(&std::path::Path) + 'a>;
-    let cases: [(Damage<'_>, &str); 5] = [
+    let cases: [(Damage<'_>, &str); 7] = [
         (
             Box::new(|step| rewrite(&step.join(file), |bytes| bytes.truncate(100))),
             "has 100 bytes; needed are",
@@ -165,6 +171,11 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
             "rank_1_of_2.safetensors is missing",
         ),
         (Box::new(|step| std::fs::write(step.join("manifest.json"), "{").unwrap()), "manifest.json: EOF"),
+        (Box::new(|step| edit(step, file, "../rank_1_of_2.safetensors")), "is not the plain name of a file"),
+        (
+            Box::new(|step| edit(step, "\"world-size\": 2", "\"world-size\": 0")),
+            "world-size is 0; needed is 2, the number of files",
+        ),
         (
             Box::new(|step| std::fs::remove_file(step.join("manifest.json")).unwrap()),
             "manifest.json is missing",
