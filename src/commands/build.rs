@@ -112,7 +112,7 @@ fn show(screen: &mut Screen, event: &Event) {
         Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
         Event::Compiling { packages } => screen.show("Compiling", &packages.join(", "), 0, 0),
         Event::Compiled { name, done } => {
-            screen.show("Compiling", &format!("{name} ({done} crates done)"), 0, 0)
+            screen.show("Compiling", &format!("the image's programs: {done} crates done, now {name}"), 0, 0)
         }
         Event::NotReproducible { reason } => {
             screen.warn(&format!(
@@ -127,7 +127,8 @@ fn show(screen: &mut Screen, event: &Event) {
 pub(super) fn say(screen: &mut Screen, image: &Image) {
     let state = if image.reused { "unchanged" } else { "built" };
     let size = ByteSize(image.size());
-    screen.say("Image", &format!("{} {} ({size} compressed, {state})", image.name, image.digest));
+    let digest = image.digest.short();
+    screen.say("Image", &format!("{} {digest} ({size} compressed, {state})", image.name));
 }
 
 /// The layout that a path names: itself, or the one last built from a manifest.

@@ -5,8 +5,8 @@ use ratatui::layout::Rect;
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
 
-/// Characters across and down.
-const WIDTH: u16 = 78;
+/// Characters across, at least and at most, and down.
+const WIDTH: (u16, u16) = (30, 78);
 const HEIGHT: u16 = 14;
 /// Dots of a level line.
 const LEVEL_DOTS: u16 = 40;
@@ -14,8 +14,15 @@ const LEVEL_DOTS: u16 = 40;
 const LABELS: u16 = 4;
 
 /// Draws training losses as a line, validation losses as a second one, and the unigram model's as a dotted level. Points
-/// are (steps done, loss in nats). Empty where there are fewer than two training points to draw.
-pub(crate) fn loss(training: &[(f64, f64)], validation: &[(f64, f64)], unigram: f64) -> String {
+/// are (steps done, loss in nats). It is as wide as it may be in `columns`, but not wider than helps. Empty where there are
+/// fewer than two training points to draw.
+pub(crate) fn loss(
+    training: &[(f64, f64)],
+    validation: &[(f64, f64)],
+    unigram: f64,
+    columns: Option<u16>,
+) -> String {
+    let width = columns.unwrap_or(WIDTH.1).clamp(WIDTH.0, WIDTH.1);
     let (Some(first), Some(last)) = (training.first(), training.last()) else { return String::new() };
     if training.len() < 2 {
         return String::new();
@@ -34,7 +41,7 @@ pub(crate) fn loss(training: &[(f64, f64)], validation: &[(f64, f64)], unigram: 
         (0..=LABELS).map(move |label| format!("{:.digits$}", between(from, to, label, LABELS)))
     };
     let dataset = |data, kind| Dataset::default().marker(Marker::Braille).graph_type(kind).data(data);
-    let area = Rect::new(0, 0, WIDTH, HEIGHT);
+    let area = Rect::new(0, 0, width, HEIGHT);
     let mut buffer = Buffer::empty(area);
     Chart::new(vec![
         dataset(&training, GraphType::Line),
@@ -45,7 +52,7 @@ pub(crate) fn loss(training: &[(f64, f64)], validation: &[(f64, f64)], unigram: 
     .y_axis(Axis::default().bounds([low, high]).labels(labels(low, high, 2)))
     .render(area, &mut buffer);
     let mut text = String::new();
-    for row in buffer.content().chunks(usize::from(WIDTH)) {
+    for row in buffer.content().chunks(usize::from(width)) {
         let line: String = row.iter().map(|cell| cell.symbol()).collect();
         text += line.trim_end();
         text.push('\n');
@@ -62,12 +69,14 @@ mod tests {
         let training: Vec<(f64, f64)> =
             (0..=100).map(|step| (f64::from(step), 2.0 + 3.0 / (1.0 + f64::from(step) / 10.0))).collect();
         let validation = [(25.0, 3.1), (50.0, 2.6), (100.0, 2.4)];
-        insta::assert_snapshot!(loss(&training, &validation, 3.3));
+        insta::assert_snapshot!(loss(&training, &validation, 3.3, None));
+        let narrow = loss(&training, &validation, 3.3, Some(50));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 50), "{narrow}");
     }
 
     #[test]
     fn too_few_points_draw_nothing() {
-        assert_eq!(loss(&[], &[], 3.0), "");
-        assert_eq!(loss(&[(1.0, 2.0)], &[], 3.0), "");
+        assert_eq!(loss(&[], &[], 3.0, None), "");
+        assert_eq!(loss(&[(1.0, 2.0)], &[], 3.0, None), "");
     }
 }

@@ -10,6 +10,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Time between two plain progress lines.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 
+/// Columns from which on a bar takes no room from what it stands beside.
+const ROOM_FOR_A_BAR: u16 = 110;
+
 /// The screen.
 #[derive(Debug)]
 pub(crate) struct Screen {
@@ -59,7 +62,7 @@ impl Screen {
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
-        bar.set_style(style(total > 0));
+        bar.set_style(style(total > 0, columns()));
         bar.set_length(total);
         bar.set_position(done);
         bar.set_prefix(verb.to_owned());
@@ -87,11 +90,16 @@ impl Drop for Screen {
     }
 }
 
-fn style(known_total: bool) -> ProgressStyle {
-    let template = if known_total {
-        "{prefix:>12.cyan.bold} [{bar:20}] {msg}"
-    } else {
-        "{prefix:>12.cyan.bold} {spinner} {msg}"
+/// Columns of the terminal behind standard error.
+fn columns() -> u16 {
+    rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col)
+}
+
+fn style(known_total: bool, columns: u16) -> ProgressStyle {
+    let template = match (known_total, columns) {
+        (true, ROOM_FOR_A_BAR..) => "{prefix:>12.cyan.bold} [{bar:20}] {wide_msg}",
+        (true, _) => "{prefix:>12.cyan.bold} {wide_msg}",
+        (false, _) => "{prefix:>12.cyan.bold} {spinner} {wide_msg}",
     };
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())

@@ -23,7 +23,7 @@ pub(crate) struct Training {
     pub(crate) validations: Vec<(f64, f64)>,
     /// Validation loss of a unigram model.
     pub(crate) unigram: Option<f64>,
-    /// Tokens per second of the newest step.
+    /// Tokens per second, a mean in which the newest steps count most.
     pub(crate) tokens_per_second: f64,
     /// Path of the newest checkpoint, as the trainer sees it.
     pub(crate) checkpoint: Option<String>,
@@ -34,7 +34,12 @@ pub(crate) struct Training {
     /// How the job ended.
     pub(crate) ended: Option<Exit>,
     tokens_per_step: u64,
+    /// Steps of this attempt.
+    steps_seen: u64,
 }
+
+/// Part that the newest step has in the mean speed.
+const NEWEST_STEP: f64 = 0.1;
 
 impl Training {
     /// Takes in the next event of the job.
@@ -55,6 +60,7 @@ impl Training {
                 self.steps = *steps;
                 self.step = *first_step;
                 self.tokens_per_step = *tokens_per_step;
+                self.steps_seen = 0;
                 self.unigram = Some(*unigram_loss);
                 // A fresh attempt goes back to its checkpoint: what came after it is done again.
                 self.losses.retain(|(step, _)| *step <= *first_step as f64);
@@ -63,7 +69,10 @@ impl Training {
             TrainerEvent::Step { step, loss, tokens_per_second, .. } => {
                 self.step = *step;
                 self.losses.push((*step as f64, *loss));
-                self.tokens_per_second = *tokens_per_second;
+                // The first step of an attempt also waits for all ranks to come.
+                let old = if self.steps_seen < 2 { *tokens_per_second } else { self.tokens_per_second };
+                self.tokens_per_second = old + (tokens_per_second - old) * NEWEST_STEP;
+                self.steps_seen += 1;
             }
             TrainerEvent::Validation { step, loss } => self.validations.push((*step as f64, *loss)),
             TrainerEvent::Checkpoint { path, .. } => self.checkpoint = Some(path.clone()),
@@ -74,26 +83,26 @@ impl Training {
         }
     }
 
-    /// Time left at the newest step's speed; none before the first step.
+    /// Time left at the mean speed; none before the first step.
     pub(crate) fn time_left(&self) -> Option<Duration> {
         let tokens = self.steps.saturating_sub(self.step).checked_mul(self.tokens_per_step)?;
         let seconds = tokens as f64 / self.tokens_per_second;
         (self.tokens_per_second > 0.0).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
     }
 
-    /// The progress line.
+    /// The progress line. A narrow terminal cuts off its end.
     pub(crate) fn line(&self) -> String {
         let mut line = format!("step {:>w$}/{}", self.step, self.steps, w = self.steps.to_string().len());
         if let Some((_, loss)) = self.losses.last() {
             line += &format!("  loss {loss:.3}");
         }
-        if let Some((_, loss)) = self.validations.last() {
-            line += &format!("  validation {loss:.3}");
-        }
         if let Some(left) = self.time_left() {
             let seconds = left.as_secs_f64().round() as u64;
-            line += &format!("  {} tokens/s", grouped(self.tokens_per_second as u64));
             line += &format!("  {}:{:02} left", seconds / 60, seconds % 60);
+            line += &format!("  {} tokens/s", grouped(self.tokens_per_second as u64));
+        }
+        if let Some((_, loss)) = self.validations.last() {
+            line += &format!("  val {loss:.3}");
         }
         line
     }
@@ -146,7 +155,7 @@ mod tests {
         training.learn(&started(0));
         (1..=100).for_each(|n| training.learn(&step(n)));
         training.learn(&trainer(TrainerEvent::Validation { step: 60, loss: 3.5 }));
-        assert_eq!(training.line(), "step 100/300  loss 3.000  validation 3.500  8,192 tokens/s  1:40 left");
+        assert_eq!(training.line(), "step 100/300  loss 3.000  1:40 left  8,192 tokens/s  val 3.500");
         training.learn(&started(50));
         assert_eq!((training.losses.len(), training.validations.len(), training.step), (50, 0, 50));
     }

@@ -377,6 +377,7 @@ enum Message {
 #[derive(Deserialize)]
 struct Target {
     name: String,
+    kind: Vec<String>,
 }
 
 fn run(
@@ -402,7 +403,8 @@ fn run(
             else {
                 continue;
             };
-            if !fresh {
+            // A crate's build script is a program on the way to it.
+            if !fresh && !target.kind.iter().any(|kind| kind == "custom-build") {
                 done += 1;
                 progress(Event::Compiled { name: target.name.clone(), done });
             }

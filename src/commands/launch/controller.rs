@@ -30,6 +30,7 @@ pub(super) fn watch(run_dir: RunDir, session: &Session, screen: &mut Screen) -> 
     let folder = run_dir.path().to_owned();
     let job = run_dir.plan().job.clone();
     screen.say("Launching", &result::shape(run_dir.plan()));
+    screen.say("In", &run_dir.plan().run_dir);
     let image = run_dir.plan().image.clone();
     let mut training = Training::default();
     let outcome = session.run(run_dir, |record| show(record, &mut training, screen))?;
@@ -84,6 +85,7 @@ pub(super) fn detach(run_dir: RunDir, screen: &mut Screen) -> Result<Exit, Failu
         std::thread::sleep(Duration::from_millis(20));
     }
     screen.say("Launched", &shape);
+    screen.say("In", &folder.display().to_string());
     super::print(&format!("{job}\n"))?;
     screen.say("Next", &format!("trainyard status {job}; trainyard logs -f {job}; trainyard stop {job}"));
     Ok(Exit::Done)

@@ -31,7 +31,7 @@ pub(super) fn remember_sample(run_dir: &RunDir, sample: Option<&Sample>) -> Resu
         .map_err(|error| failed(anyhow::anyhow!("cannot write {}: {error}", path.display())))
 }
 
-/// One line: how many nodes and ranks, and what they are.
+/// How many nodes and ranks, and what they are.
 pub(super) fn shape(plan: &LaunchPlan) -> String {
     let kind = match plan.engine.kind() {
         EngineKind::Process => "as processes of this machine",
@@ -39,10 +39,7 @@ pub(super) fn shape(plan: &LaunchPlan) -> String {
     };
     let nodes = plan.nodes.len();
     let plural = if nodes == 1 { "" } else { "s" };
-    format!(
-        "{}: {nodes} node{plural}, {} ranks, {kind}; run directory {}",
-        plan.job, plan.world_size, plan.run_dir
-    )
+    format!("{}: {nodes} node{plural}, {} ranks, {kind}", plan.job, plan.world_size)
 }
 
 /// One line: who failed, and how.
@@ -119,14 +116,16 @@ fn kind(exit: Exit) -> &'static str {
 fn results(run_dir: &Path, training: &Training) -> String {
     let mut text = String::new();
     let unigram = training.unigram.unwrap_or_default();
-    let plot = chart::loss(&training.losses, &training.validations, unigram);
+    // Output that goes elsewhere than to a terminal has no width.
+    let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
+    let plot = chart::loss(&training.losses, &training.validations, unigram, columns.filter(|n| *n > 0));
     if !plot.is_empty() {
         let _ = write!(text, "\n  loss in nats per token by step; dotted: a unigram model\n\n{plot}");
     }
     if let (Some((step, loss)), Some((_, trained))) = (training.validations.last(), training.losses.last()) {
         let _ = write!(
             text,
-            "\n  {} parameters, step {step} of {}: training loss {trained:.3}, validation loss {loss:.3}; a unigram model has {unigram:.3}\n",
+            "\n  {} parameters, step {step} of {}\n  training loss {trained:.3}, validation loss {loss:.3}; a unigram model has {unigram:.3}\n",
             grouped(training.parameters),
             training.steps,
         );
