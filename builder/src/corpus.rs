@@ -194,7 +194,7 @@ impl Make<'_> {
             let path = python::get(package, file, self.store, self.settings, self.progress)?;
             (self.progress)(Event::Unpacking { file: file.name.clone() });
             let kind = python::kind(file)?;
-            archive::visit(&path, kind, Limits::default(), &mut |inside, body| {
+            archive::visit_files(&path, kind, Limits::default(), &mut |inside, body| {
                 if include.is_match(inside) {
                     let mut bytes = Vec::new();
                     let read = body.take(left + 1).read_to_end(&mut bytes)?;

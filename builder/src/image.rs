@@ -3,26 +3,21 @@
 //! An image is a pure function of the manifest, the lock and the sources that a cargo input compiles. What is done once
 //! is not done again: a layer whose files have not changed is taken from the store, and so is a whole image.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fs_err::File;
 use serde::{Deserialize, Serialize};
-use trainyard_spec::image::ImageManifest;
-use trainyard_spec::input::Input;
-use trainyard_spec::lock::{Lock, LockedInput};
+use trainyard_spec::image::{Compression, ImageManifest};
 use trainyard_spec::{ByteSize, Digest, FormatVersion, Name};
 
-use crate::input::cargo::{Compilation, Toolchain};
-use crate::input::link::Linked;
-use crate::input::{self, cargo, deb, link};
+use crate::contents::{self, Contents, Gather};
+use crate::input::{self, cargo, link};
 use crate::layer::{self, Layer};
 use crate::progress::{Event, Progress};
-use crate::settings::{LinkFrom, Settings};
-use crate::store::{self, Store, digest_of};
-use crate::tree::{Conflict, Tree};
+use crate::settings::Settings;
+use crate::store::{self, Store};
+use crate::tree::{Conflict, Kind, Owner, Tree};
 use crate::unchanged::{self, Sources};
-use crate::{lock, manifest, oci, tree};
+use crate::{lock, manifest, oci, userland};
 
 /// Files named when an image is larger than its budget.
 const LARGEST_NAMED: usize = 5;
@@ -95,6 +90,9 @@ pub enum Error {
     /// Two inputs want one path.
     #[error(transparent)]
     Conflict(#[from] Conflict),
+    /// What no package holds could not be written.
+    #[error(transparent)]
+    Userland(#[from] userland::Error),
     /// A layer could not be written.
     #[error(transparent)]
     Layer(#[from] layer::Error),
@@ -133,7 +131,7 @@ impl Error {
             }
             Self::Budget { .. } => Some("raise max-size in the manifest, or leave something out".to_owned()),
             Self::Layer(layer::Error::Changed { .. }) => Some("run the command again".to_owned()),
-            Self::Read { .. } | Self::Manifest(_) | Self::Conflict(_) | Self::Layer(_) | Self::Layout(_) => None,
+            Self::Userland(_) | Self::Read { .. } | Self::Manifest(_) | Self::Conflict(_) | Self::Layer(_) | Self::Layout(_) => None,
         }
     }
 }
@@ -206,131 +204,24 @@ pub(crate) fn assemble(
     let manifest: ImageManifest = manifest::read(path)?;
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let build = Build { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
-    let mut whole = Tree::default();
+    let gather = Gather { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
+    let Contents { tree, layers: planned, mut labels, differs, sources, .. } = contents::gather(&gather)?;
+    let place = |owner: &Owner, _: &str| {
+        planned.iter().position(|(_, owners)| owners.hold(owner)).unwrap_or(planned.len())
+    };
+    let mut trees = tree.split(place);
     let mut layers = Vec::new();
-    let mut labels = BTreeMap::new();
-    let mut sources = Sources::default();
-    for layer in &manifest.layer {
-        let Files { files, differs, sources: read } = build.files(&layer.input)?;
-        sources.packages.extend(read.packages);
-        sources.files.extend(read.files);
-        if let Some(differs) = differs {
-            labels.insert(oci::NOT_REPRODUCIBLE.to_owned(), differs);
-        }
-        let mut tree = Tree::default();
-        for (name, file) in files {
-            let target = format!("{}/{name}", layer.into.trim_end_matches('/'));
-            // Layers share one root: what one holds, another must not.
-            whole.add(&target, file.clone())?;
-            tree.add(&target, file)?;
-        }
-        let written = write_layer(&layer.name, &tree, &workshop.layers)?;
-        progress(Event::Layer { name: layer.name.clone(), size: written.size });
+    for (index, (name, _)) in planned.iter().enumerate() {
+        // A library that another input has already given is in that one's layer.
+        let Some(part) = trees.remove(&index) else { continue };
+        let written = write_layer(name, &part, manifest.compression, &workshop.layers)?;
+        progress(Event::Layer { name: name.clone(), size: written.size });
         layers.push(written);
     }
-    check_budget(&manifest, &layers, &whole)?;
+    check_budget(&manifest, &layers, &tree)?;
+    labels.extend(differs.clone().map(|differs| (oci::NOT_REPRODUCIBLE.to_owned(), differs)));
     let documents = oci::describe(&manifest, &layers, &labels)?;
-    let not_reproducible = labels.remove(oci::NOT_REPRODUCIBLE);
-    Ok(Assembled { manifest, layers, documents, not_reproducible, sources })
-}
-
-/// All that the work on one manifest looks at.
-struct Build<'a> {
-    path: &'a Path,
-    folder: &'a Path,
-    manifest: &'a ImageManifest,
-    lock: &'a Lock,
-    workshop: &'a Workshop,
-    settings: &'a Settings,
-    progress: Progress<'a>,
-}
-
-/// The files of an input.
-struct Files {
-    /// By name.
-    files: Vec<(String, tree::File)>,
-    /// How they differ from what another machine would make.
-    differs: Option<String>,
-    /// What they were made from.
-    sources: Sources,
-}
-
-impl Build<'_> {
-    /// The files of a layer's input.
-    fn files(&self, input: &Name) -> Result<Files, Error> {
-        let kind = || Error::Kind { input: input.clone(), manifest: self.path.to_owned() };
-        let (Some(Input::Cargo { workspace, packages, link }), Some(LockedInput::Cargo { rustc, commit })) =
-            (self.manifest.input.get(input), self.lock.input.get(input))
-        else {
-            return Err(kind());
-        };
-        let workspace = self.folder.join(workspace);
-        let workspace = fs_err::canonicalize(&workspace)
-            .map_err(|source| Error::Read { path: workspace.clone(), source })?;
-        let tools = &self.settings.tools;
-        let toolchain = Toolchain::of(&workspace, tools)?;
-        toolchain.check(rustc, commit)?;
-        let linked = self.linked(link)?;
-        // cargo does not notice that other files are linked, so these have a target folder of their own.
-        let workspace_key = Digest::of(workspace.as_os_str().as_encoded_bytes()).short();
-        let target = self.workshop.cargo.join(format!("{workspace_key}-{}", linked.digest().short()));
-        let compilation = Compilation {
-            workspace: &workspace,
-            packages,
-            toolchain: &toolchain,
-            linked: &linked,
-            target: &target,
-        };
-        let binaries = cargo::compile(&compilation, &self.workshop.layers, tools, self.progress)?;
-        let paths = binaries.iter().map(|binary| binary.path.as_path());
-        let sources =
-            Sources::of(&workspace, paths).map_err(|source| Error::Read { path: target.clone(), source })?;
-        let files = binaries.into_iter().map(|binary| {
-            let read = |source| Error::Read { path: binary.path.clone(), source };
-            let (digest, size) = digest_of(File::open(&binary.path).map_err(read)?).map_err(read)?;
-            Ok((
-                binary.name,
-                tree::File { owner: input.clone(), source: binary.path, digest, size, executable: true },
-            ))
-        });
-        Ok(Files { files: files.collect::<Result<_, Error>>()?, differs: linked.differs, sources })
-    }
-
-    /// What is linked: the locked packages, or what the host has where these are out of reach.
-    fn linked(&self, names: &[Name]) -> Result<Linked, Error> {
-        let mut folders = Vec::new();
-        let mut wanted = BTreeMap::new();
-        let mut unreachable = None;
-        for name in names {
-            let Some(LockedInput::Deb { objects, file, .. }) = self.lock.input.get(name) else {
-                return Err(Error::Kind { input: name.clone(), manifest: self.path.to_owned() });
-            };
-            wanted.extend(objects.clone());
-            match deb::objects(file, objects, &self.workshop.inputs, self.settings, self.progress) {
-                Ok(folder) => folders.push(folder),
-                Err(error) if error.is_out_of_reach() => unreachable = Some(error),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let Some(unreachable) = unreachable else { return Ok(Linked::from_packages(&folders)?) };
-        let linked = match Linked::from_host(&wanted, &self.settings.tools) {
-            Ok(linked) => linked,
-            // What has to be said is why the locked packages could not be had.
-            Err(_) if self.settings.link == LinkFrom::Locked => return Err(unreachable.into()),
-            Err(error) => return Err(error.into()),
-        };
-        match (&linked.differs, self.settings.link) {
-            (None, _) => {}
-            (Some(differences), LinkFrom::Locked) => {
-                return Err(Error::HostDiffers { differences: differences.clone() });
-            }
-            (Some(differences), LinkFrom::HostAllowed) => {
-                (self.progress)(Event::NotReproducible { reason: format!("{unreachable}; {differences}") });
-            }
-        }
-        Ok(linked)
-    }
+    Ok(Assembled { manifest, layers, documents, not_reproducible: differs, sources })
 }
 
 /// A layer in the store, remembered by what is in it.
@@ -342,15 +233,15 @@ struct Remembered {
 }
 
 /// Writes a layer, or finds it in the store.
-fn write_layer(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> {
-    let mut content = format!("{}\n", layer::FORMAT);
-    for (path, entry) in tree.iter() {
-        content += &match entry {
-            tree::Entry::Folder => format!("folder {path}\n"),
-            tree::Entry::File(file) => {
-                format!("file {path} {} {} {}\n", file.digest, file.size, file.executable)
-            }
+fn write_layer(name: &Name, tree: &Tree, compression: Compression, store: &Store) -> Result<Layer, Error> {
+    let mut content = format!("{}\n", layer::format(compression));
+    for (path, node) in tree.iter() {
+        let kind = match &node.kind {
+            Kind::Folder => "folder".to_owned(),
+            Kind::Symlink(target) => format!("link {target:?}"),
+            Kind::File(file) => format!("file {} {} {:?}", file.digest, file.size, file.hard_link),
         };
+        content += &format!("{path:?} {:?} {kind}\n", node.meta);
     }
     let key = Digest::of(content.as_bytes());
     let note = store.folder("layers")?.join(format!("{}.json", key.hex()));
@@ -360,7 +251,7 @@ fn write_layer(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> 
     {
         return Ok(Layer { name: name.clone(), ..layer });
     }
-    let layer = layer::write(name, tree, store)?;
+    let layer = layer::write(name, tree, compression, store)?;
     let remembered = Remembered { version: FormatVersion, layer: layer.clone() };
     let bytes = serde_json::to_vec(&remembered).map_err(oci::Error::Json)?;
     store::write_whole(&note, &bytes)?;
@@ -370,12 +261,12 @@ fn write_layer(name: &Name, tree: &Tree, store: &Store) -> Result<Layer, Error> 
 fn check_budget(manifest: &ImageManifest, layers: &[Layer], whole: &Tree) -> Result<(), Error> {
     let found = ByteSize(layers.iter().map(|layer| layer.size).sum());
     let Some(budget) = manifest.max_size.filter(|budget| found > *budget) else { return Ok(()) };
-    let mut files: Vec<_> = whole.files().collect();
-    files.sort_by_key(|(path, file)| (std::cmp::Reverse(file.size), *path));
+    let mut files: Vec<_> = whole.files().map(|(path, _, file)| (path, file.size)).collect();
+    files.sort_by_key(|(path, size)| (std::cmp::Reverse(*size), *path));
     let largest: Vec<_> = files
         .iter()
         .take(LARGEST_NAMED)
-        .map(|(path, file)| format!("/{path} ({})", ByteSize(file.size)))
+        .map(|(path, size)| format!("/{path} ({})", ByteSize(*size)))
         .collect();
     Err(Error::Budget { found, budget, largest: largest.join(", ") })
 }

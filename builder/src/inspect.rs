@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
-use oci_spec::image::MediaType;
 use serde::Serialize;
 use tar::{Archive, EntryType};
 use trainyard_spec::Digest;
@@ -105,12 +103,7 @@ pub fn inspect(layout: &Layout) -> Result<Report, Error> {
         let digest = described.digest().to_string();
         let failed =
             |source| Error::Layer { digest: digest.clone(), folder: layout.folder().to_owned(), source };
-        let file = io::BufReader::new(layout.layer(described)?);
-        let (files, remarks) = match described.media_type() {
-            MediaType::ImageLayerGzip => read(GzDecoder::new(file)),
-            _ => read(file),
-        }
-        .map_err(failed)?;
+        let (files, remarks) = read(layout.layer(described)?).map_err(failed)?;
         layers.push(LayerReport {
             digest: digest.parse().map_err(|error| failed(io::Error::other(error)))?,
             made_by: made.get(index).cloned().flatten(),

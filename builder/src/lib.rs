@@ -5,6 +5,7 @@
 //! way out. Nothing below [`settings`] reads the environment, the clock or a random source, and nothing prints: a
 //! caller gives a [`progress::Progress`].
 
+mod contents;
 pub mod corpus;
 pub mod http;
 pub mod image;
@@ -21,4 +22,6 @@ pub mod store;
 pub mod tree;
 mod unchanged;
 pub mod unpack;
+mod unpacked;
+pub mod userland;
 pub mod verify;

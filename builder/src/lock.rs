@@ -10,7 +10,8 @@ use trainyard_spec::input::Input;
 use trainyard_spec::lock::Lock;
 use trainyard_spec::{Digest, Faults, FormatVersion, Name, toml};
 
-use crate::input::{self, cargo, deb, python};
+use crate::input::cuda::Asked;
+use crate::input::{self, cargo, cuda, deb, python};
 use crate::manifest;
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
@@ -116,12 +117,18 @@ pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Res
                 python::resolve(package, version, *artifact, platform, &store, settings, progress)
                     .map_err(failed)?
             }
-            Input::Deb { package, version } => {
+            Input::Deb { packages, .. } => {
                 // Only images have packages of a distribution, and images have a platform.
                 let platform = platform.unwrap_or(Platform::Amd64);
-                deb::resolve(package, version.as_deref(), platform, &store, settings, progress)
-                    .map_err(failed)?
+                deb::resolve_all(packages, platform, &store, settings, progress).map_err(failed)?
             }
+            Input::Cuda { version, libraries, from, nccl } => {
+                let asked = Asked { version, libraries, from: *from, nccl: nccl.as_deref() };
+                let platform = platform.unwrap_or(Platform::Amd64);
+                cuda::resolve(&asked, platform, &store, settings, progress).map_err(failed)?
+            }
+            // They are beside the manifest, as the sources of a cargo input are.
+            Input::Files { .. } => continue,
             Input::Cargo { workspace, .. } => cargo::resolve(&folder.join(workspace), &settings.tools)
                 .map_err(|error| Error::Toolchain { input: name.clone(), source: Box::new(error) })?,
         };

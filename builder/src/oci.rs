@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use flate2::read::GzDecoder;
 use fs_err::File;
 use oci_spec::image::{
     Arch, Config, ConfigBuilder, Descriptor, DescriptorBuilder, History, HistoryBuilder, ImageConfiguration,
@@ -14,7 +15,7 @@ use oci_spec::image::{
     OciLayoutBuilder, Os, RootFsBuilder,
 };
 use serde::Serialize;
-use trainyard_spec::image::Platform;
+use trainyard_spec::image::{Compression, Platform};
 use trainyard_spec::{Digest, image};
 
 use crate::layer::Layer;
@@ -82,8 +83,8 @@ pub(crate) fn describe(
     layers: &[Layer],
     extra_labels: &BTreeMap<String, String>,
 ) -> Result<Documents, Error> {
-    let history = manifest.layer.iter().map(|layer| {
-        let made = format!("trainyard build: layer {} from input {}", layer.name, layer.input);
+    let history = layers.iter().map(|layer| {
+        let made = format!("trainyard build: layer {}", layer.name);
         HistoryBuilder::default().created(CREATED).created_by(made).build()
     });
     let configuration = ImageConfigurationBuilder::default()
@@ -108,7 +109,11 @@ pub(crate) fn describe(
             layers
                 .iter()
                 .map(|layer| {
-                    Ok(Descriptor::new(MediaType::ImageLayerGzip, layer.size, to_oci(&layer.digest)?))
+                    let kind = match layer.compression {
+                        Compression::Gzip => MediaType::ImageLayerGzip,
+                        Compression::Zstd => MediaType::ImageLayerZstd,
+                    };
+                    Ok(Descriptor::new(kind, layer.size, to_oci(&layer.digest)?))
                 })
                 .collect::<Result<Vec<_>, Error>>()?,
         )
@@ -255,11 +260,11 @@ impl Layout {
         &self.folder
     }
 
-    /// Opens a layer whose bytes have just been verified.
+    /// The tar archive of a layer whose bytes have just been verified.
     ///
     /// # Errors
-    /// When the layer is missing or damaged.
-    pub fn layer(&self, described: &Descriptor) -> Result<File, Error> {
+    /// When the layer is missing or damaged, or of a kind that is not known.
+    pub fn layer(&self, described: &Descriptor) -> Result<Box<dyn io::Read>, Error> {
         let (path, expected) = place(&self.folder, described)?;
         let read = |source| Error::Read { path: path.clone(), source };
         let (found, size) = digest_of(File::open(&path).map_err(read)?).map_err(read)?;
@@ -267,7 +272,13 @@ impl Layout {
             return Err(Error::Damaged { path, expected, found });
         }
         require_size(&path, described, size)?;
-        File::open(&path).map_err(read)
+        let file = io::BufReader::new(File::open(&path).map_err(read)?);
+        Ok(match described.media_type() {
+            MediaType::ImageLayerGzip => Box::new(GzDecoder::new(file)),
+            MediaType::ImageLayer => Box::new(file),
+            MediaType::ImageLayerZstd => Box::new(zstd::Decoder::new(file).map_err(read)?),
+            other => return Err(wrong(&path, format!("a layer is {other}; known are tar, gzip and zstd"))),
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use trainyard_spec::image::Compression;
 use trainyard_spec::{Digest, FormatVersion};
 
 use crate::image::Image;
@@ -23,6 +24,9 @@ use crate::{layer, lock};
 pub(crate) struct Sources {
     /// Folders of packages, every file of which counts.
     pub(crate) packages: BTreeSet<PathBuf>,
+    /// Other folders, of which each file counts, hidden ones too.
+    #[serde(default)]
+    pub(crate) folders: BTreeSet<PathBuf>,
     /// Single files, which may be missing.
     pub(crate) files: BTreeSet<PathBuf>,
 }
@@ -61,6 +65,14 @@ impl Sources {
     /// Every file that counts, sorted, each once.
     fn all(&self) -> io::Result<BTreeSet<PathBuf>> {
         let mut all = self.files.clone();
+        for folder in &self.folders {
+            for entry in walkdir::WalkDir::new(folder) {
+                let entry = entry?;
+                if !entry.file_type().is_dir() {
+                    all.insert(entry.into_path());
+                }
+            }
+        }
         for package in &self.packages {
             let is_source = |entry: &walkdir::DirEntry| {
                 let name = entry.file_name().to_string_lossy();
@@ -79,9 +91,10 @@ impl Sources {
 
     fn state(&self, manifest: &Path, settings: &Settings) -> io::Result<Digest> {
         let mut text = format!(
-            "{} {} {:?} {:?}\n",
+            "{} {} {} {:?} {:?}\n",
             env!("CARGO_PKG_VERSION"),
-            layer::FORMAT,
+            layer::format(Compression::Gzip),
+            layer::format(Compression::Zstd),
             settings.link,
             settings.tools
         );

@@ -9,9 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use flate2::read::GzDecoder;
 use fs_err::File;
-use oci_spec::image::MediaType;
 use tar::{Archive, EntryType};
 use trainyard_spec::Digest;
 
@@ -24,12 +22,6 @@ pub enum Error {
     /// The layout is unreadable or damaged.
     #[error(transparent)]
     Layout(#[from] oci::Error),
-    /// A layer is of a kind that is not known here.
-    #[error("a layer is {media_type}; known is tar with or without gzip")]
-    Kind {
-        /// Its media type.
-        media_type: String,
-    },
     /// A layer could not be read or a file not be written.
     #[error("cannot unpack {path}: {source}", path = .path.display())]
     Io {
@@ -102,12 +94,7 @@ pub fn unpack_into(layout: &Layout, folder: &Path) -> Result<(), Error> {
     let io = |source| Error::Io { path: PathBuf::from("/"), source };
     fs_err::set_permissions(folder, PermissionsExt::from_mode(0o755)).map_err(io)?;
     for described in layout.manifest.layers() {
-        let file = layout.layer(described)?;
-        match described.media_type() {
-            MediaType::ImageLayerGzip => apply(GzDecoder::new(io::BufReader::new(file)), folder)?,
-            MediaType::ImageLayer => apply(io::BufReader::new(file), folder)?,
-            other => return Err(Error::Kind { media_type: other.to_string() }),
-        }
+        apply(layout.layer(described)?, folder)?;
     }
     Ok(())
 }

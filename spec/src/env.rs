@@ -11,6 +11,8 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const CONTAINER_HOST: &str = "CONTAINER_HOST";
 /// Read: where a rootless Podman service has its socket (XDG Base Directory).
 pub const XDG_RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
+/// Read: a mirror of NVIDIA's redistributable archives: the address or folder that holds `redistrib_X.Y.Z.json`.
+pub const CUDA_REDIST: &str = "TRAINYARD_CUDA_REDIST";
 
 /// Set for `trainyard-node`: path of its [`crate::plan::NodePlan`] as JSON, as seen inside the node.
 pub const NODE_PLAN: &str = "TRAINYARD_NODE_PLAN";

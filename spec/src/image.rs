@@ -1,6 +1,6 @@
 //! The image manifest: one small TOML file that says what an image holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -27,25 +27,94 @@ pub struct ImageManifest {
     pub max_size: Option<ByteSize>,
     /// Inputs by name.
     pub input: BTreeMap<Name, Input>,
-    /// Layers from the one that changes least to the one that changes most.
-    pub layer: Vec<Layer>,
+    /// How layers are compressed.
+    #[serde(default)]
+    #[toml(default)]
+    pub compression: Compression,
+    /// GPU architectures, such as `sm_90`, that code is kept for in libraries whose licence allows changing them; all where
+    /// none is named.
+    #[serde(default)]
+    #[toml(default)]
+    pub gpus: Vec<Gpu>,
+    /// Whether the image never leaves this organisation, so that libraries may be changed whose licence forbids to hand on
+    /// changed ones. Such an image is not pushed.
+    #[serde(default)]
+    #[toml(default)]
+    pub local_only: bool,
+    /// Keeps only what is needed, where it is given.
+    pub closure: Option<Closure>,
     /// How a container starts.
     pub config: Config,
 }
 
-/// One layer of an image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
+/// How layers are compressed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Toml)]
+#[serde(rename_all = "kebab-case")]
+#[toml(Toml, rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Compression {
+    /// Read by every tool.
+    #[default]
+    Gzip,
+    /// Smaller and faster; needs tools of 2020 or later.
+    Zstd,
+}
+
+/// What stays in an image of which only what is needed is kept: the files of cargo and files inputs, the shared objects
+/// that these and [`Closure::dlopen`] need, and [`Closure::keep`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Toml)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[toml(Toml, rename_all = "kebab-case", recoverable)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Layer {
-    /// Name, shown by `inspect`.
-    pub name: Name,
-    /// The input that the layer holds.
-    pub input: Name,
-    /// Absolute folder in the image.
-    pub into: String,
+pub struct Closure {
+    /// Shared objects that programs load by themselves, by soname.
+    #[serde(default)]
+    #[toml(default)]
+    pub dlopen: Vec<String>,
+    /// Patterns of absolute paths; `**` crosses a slash.
+    #[serde(default)]
+    #[toml(default)]
+    pub keep: Vec<String>,
 }
+
+/// A GPU architecture, `sm_90` or `sm_90a`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Gpu {
+    /// Compute capability times ten: 90 for 9.0.
+    pub capability: u16,
+    /// Whether it is the variant whose code runs on this capability alone.
+    pub specific: bool,
+}
+
+/// Text that is not a [`Gpu`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not a GPU architecture; one is written like \"sm_90\" or \"sm_90a\"")]
+pub struct GpuError {
+    found: String,
+}
+
+impl FromStr for Gpu {
+    type Err = GpuError;
+
+    fn from_str(text: &str) -> Result<Self, GpuError> {
+        let wrong = || GpuError { found: text.to_owned() };
+        let digits = text.strip_prefix("sm_").ok_or_else(wrong)?;
+        let (digits, specific) = digits.strip_suffix('a').map_or((digits, false), |digits| (digits, true));
+        if !(2..=3).contains(&digits.len()) || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        Ok(Self { capability: digits.parse().map_err(|_| wrong())?, specific })
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.capability, if self.specific { "a" } else { "" })
+    }
+}
+
+crate::toml::string_type!(Gpu, "^sm_[0-9]{2,3}a?$");
 
 /// The runtime part of an OCI image configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
@@ -125,19 +194,19 @@ crate::toml::string_type!(Platform, "^linux/(amd64|arm64)$");
 impl Validate for ImageManifest {
     fn validate(&self, faults: &mut Collector<'_, '_>) {
         check_needs(&self.input, faults);
-        if self.layer.is_empty() {
-            faults.at("layer", "an image needs at least one layer", None);
+        let linked: BTreeSet<_> = self.input.values().flat_map(Input::needs).collect();
+        if self.input.keys().all(|name| linked.contains(name)) {
+            faults.at("input", "an image needs at least one input that is in it", None);
         }
-        for layer in &self.layer {
-            if !matches!(self.input.get(&layer.input), Some(Input::Cargo { .. })) {
-                let (name, input) = (&layer.name, &layer.input);
-                let message =
-                    format!("layer {name} holds {input}, which is not a cargo input of this manifest");
-                faults.at("layer", message, None);
+        for (name, input) in &self.input {
+            if matches!(input, Input::Python { .. }) {
+                let message = format!("input {name}: python packages are for corpora; an image takes none");
+                faults.at(&format!("input.{name}.kind"), message, None);
             }
-            if !is_clean_absolute(&layer.into) {
-                let message = format!("layer {}: {:?} is not an absolute path", layer.name, layer.into);
-                faults.at("layer", message, Some("write it like \"/usr/bin\", without . or .."));
+            if let Some(into) = input.into().filter(|into| !is_clean_absolute(into)) {
+                let message = format!("input {name}: {into:?} is not an absolute path");
+                let hint = Some("write it like \"/usr/bin\", without . or ..");
+                faults.at(&format!("input.{name}.into"), message, hint);
             }
         }
         if self.config.entrypoint.is_empty() {

@@ -22,12 +22,35 @@ pub enum Input {
         /// Source archive or wheel.
         artifact: PythonArtifact,
     },
-    /// A Debian binary package, from the archives that apt is configured for.
+    /// Debian packages, from the archives that apt is configured for.
     Deb {
-        /// Package name.
-        package: String,
-        /// Exact version; the newest one when the lock was made if left out.
-        version: Option<String>,
+        /// Package names, or `name=version`; the newest version when the lock was made where none is given.
+        packages: Vec<String>,
+        /// Whether what they depend on is taken, too.
+        #[serde(default = "yes")]
+        #[toml(default = yes())]
+        dependencies: bool,
+    },
+    /// NVIDIA's CUDA libraries.
+    Cuda {
+        /// Release of the CUDA toolkit, such as `13.0.2`.
+        version: String,
+        /// The libraries, each with what it needs from the others.
+        libraries: Vec<CudaLibrary>,
+        /// What they are taken from.
+        #[serde(default)]
+        #[toml(default)]
+        from: CudaSource,
+        /// Exact version of NCCL, which is released apart from the toolkit; the newest one for it when the lock was made if
+        /// left out.
+        nccl: Option<String>,
+    },
+    /// A file or folder beside the manifest.
+    Files {
+        /// Where it is.
+        path: String,
+        /// Absolute folder in the image.
+        into: String,
     },
     /// Statically linked binaries of a cargo workspace, compiled with the locked toolchain.
     Cargo {
@@ -35,9 +58,68 @@ pub enum Input {
         workspace: String,
         /// Packages to compile; every binary target of each is taken.
         packages: Vec<String>,
-        /// Deb inputs of the same manifest whose C library and compiler runtime are linked in.
+        /// Deb inputs of the same manifest whose C library and compiler runtime are linked in. They are not in the image.
         link: Vec<Name>,
+        /// Absolute folder in the image.
+        into: String,
     },
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// A CUDA library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Toml)]
+#[toml(Toml)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum CudaLibrary {
+    /// The runtime, `libcudart`.
+    #[serde(rename = "cudart")]
+    #[toml(rename = "cudart")]
+    Cudart,
+    /// Matrix products without the BLAS interface, `libcublasLt`.
+    #[serde(rename = "cublasLt")]
+    #[toml(rename = "cublasLt")]
+    CublasLt,
+    /// The BLAS interface, `libcublas`.
+    #[serde(rename = "cublas")]
+    #[toml(rename = "cublas")]
+    Cublas,
+    /// Communication between GPUs, `libnccl`.
+    #[serde(rename = "nccl")]
+    #[toml(rename = "nccl")]
+    Nccl,
+    /// Compilation at run time, `libnvrtc`.
+    #[serde(rename = "nvrtc")]
+    #[toml(rename = "nvrtc")]
+    Nvrtc,
+}
+
+impl CudaLibrary {
+    /// As written in a manifest.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cudart => "cudart",
+            Self::CublasLt => "cublasLt",
+            Self::Cublas => "cublas",
+            Self::Nccl => "nccl",
+            Self::Nvrtc => "nvrtc",
+        }
+    }
+}
+
+/// What CUDA libraries are taken from. The same release gives the same files either way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Toml)]
+#[serde(rename_all = "kebab-case")]
+#[toml(Toml, rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum CudaSource {
+    /// Wheels, from the index that pip is configured for.
+    #[default]
+    Wheels,
+    /// NVIDIA's redistributable archives, from the mirror that `TRAINYARD_CUDA_REDIST` names.
+    Archives,
 }
 
 /// Which distribution of a Python package.
@@ -53,14 +135,24 @@ pub enum PythonArtifact {
 }
 
 /// The values of `kind`, in manifests and locks.
-pub(crate) const KINDS: &str = "python, deb, cargo";
+pub(crate) const KINDS: &str = "python, deb, cuda, files, cargo";
 
 impl Input {
     /// Names of other inputs that this one needs.
     pub fn needs(&self) -> BTreeSet<&Name> {
         match self {
             Self::Cargo { link, .. } => link.iter().collect(),
-            Self::Python { .. } | Self::Deb { .. } => BTreeSet::new(),
+            Self::Python { .. } | Self::Deb { .. } | Self::Cuda { .. } | Self::Files { .. } => {
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// Absolute folder in the image, where the input does not say itself where its files lie.
+    pub fn into(&self) -> Option<&str> {
+        match self {
+            Self::Cargo { into, .. } | Self::Files { into, .. } => Some(into),
+            Self::Python { .. } | Self::Deb { .. } | Self::Cuda { .. } => None,
         }
     }
 }

@@ -38,16 +38,17 @@ pub enum LockedInput {
         /// The distribution file.
         file: LockedFile,
     },
-    /// A Debian package.
+    /// Debian packages.
     Deb {
-        /// Package name.
-        package: String,
-        /// Version.
+        /// By name: those asked for and what they depend on.
+        package: BTreeMap<String, LockedDeb>,
+    },
+    /// CUDA libraries.
+    Cuda {
+        /// Release of the toolkit.
         version: String,
-        /// The package file; its name is the path below an archive's root (`pool/...`).
-        file: LockedFile,
-        /// Static objects and archives in the package that a cargo input links, by path in the package.
-        objects: BTreeMap<String, Digest>,
+        /// The wheels or archives that hold them.
+        package: BTreeMap<String, LockedCuda>,
     },
     /// The toolchain that compiles and links a cargo input. The crates are pinned by the workspace's own `Cargo.lock`,
     /// which cargo is told to follow to the letter.
@@ -57,6 +58,34 @@ pub enum LockedInput {
         /// rustc's commit, which also fixes the linker that comes with it.
         commit: String,
     },
+}
+
+/// A Debian package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[toml(Toml, rename_all = "kebab-case", recoverable)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LockedDeb {
+    /// Version.
+    pub version: String,
+    /// The package file; its name is the path below an archive's root (`pool/...`).
+    pub file: LockedFile,
+    /// Static objects and archives in the package that a cargo input links, by path in the package.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[toml(default, skip_if = BTreeMap::is_empty)]
+    pub objects: BTreeMap<String, Digest>,
+}
+
+/// A wheel or archive of CUDA libraries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Toml)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[toml(Toml, rename_all = "kebab-case", recoverable)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LockedCuda {
+    /// Version.
+    pub version: String,
+    /// The file.
+    pub file: LockedFile,
 }
 
 /// A file by name, size and content.

@@ -98,10 +98,11 @@ fn run(config: &str, seconds: Duration) -> Result<(), Box<dyn Error>> {
 /// Operations a second of multiply-adds in registers alone, in f32 by all threads: the most that a program could reach.
 #[cfg(target_arch = "x86_64")]
 fn processor() -> f64 {
-    const CHAINS: usize = 24;
     const STEPS: usize = 1 << 22;
     macro_rules! multiply_add {
-        ($feature:literal, $lanes:literal, $splat:ident, $fma:ident) => {{
+        ($feature:literal, $lanes:literal, $chains:literal, $splat:ident, $fma:ident) => {{
+            /// Enough to keep the processor busy while each waits for its last one, and no more than registers.
+            const CHAINS: usize = $chains;
             #[target_feature(enable = $feature)]
             fn run() -> usize {
                 let mut sums = [$splat(0.0); CHAINS];
@@ -120,10 +121,10 @@ fn processor() -> f64 {
     }
     use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
     let run: fn() -> usize = if is_x86_feature_detected!("avx512f") {
-        multiply_add!("avx512f", 16, _mm512_set1_ps, _mm512_fmadd_ps)
+        multiply_add!("avx512f", 16, 24, _mm512_set1_ps, _mm512_fmadd_ps)
     } else {
         assert!(is_x86_feature_detected!("fma"), "a processor with AVX2 and FMA is needed");
-        multiply_add!("avx2,fma", 8, _mm256_set1_ps, _mm256_fmadd_ps)
+        multiply_add!("avx2,fma", 8, 12, _mm256_set1_ps, _mm256_fmadd_ps)
     };
     std::thread::scope(|scope| {
         let timed = || {

@@ -25,6 +25,50 @@ pub struct IndexSettings {
     pub python: PythonIndexes,
     /// Debian archives.
     pub debian: Vec<AptSource>,
+    /// NVIDIA's redistributable archives.
+    pub cuda: Option<Redist>,
+}
+
+/// A mirror of NVIDIA's redistributable archives: what holds `redistrib_X.Y.Z.json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Redist {
+    /// A folder of this machine.
+    Folder(PathBuf),
+    /// A server.
+    Server(http::Endpoint),
+}
+
+impl Redist {
+    /// Reads an address or the path of a folder.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        match url::Url::parse(text) {
+            Ok(url) if matches!(url.scheme(), "http" | "https") => {
+                Ok(Self::Server(http::Endpoint::new(url).folder()))
+            }
+            _ if Path::new(text).is_absolute() => Ok(Self::Folder(text.into())),
+            _ => Err(Error::Configuration {
+                place: trainyard_spec::env::CUDA_REDIST.to_owned(),
+                message: format!("{text:?} is neither an http address nor the absolute path of a folder"),
+            }),
+        }
+    }
+
+    /// Where a file of it is.
+    pub(crate) fn join(&self, name: &str) -> Result<simple::Place, Error> {
+        match self {
+            Self::Folder(folder) => Ok(simple::Place::Folder(folder.join(name))),
+            Self::Server(root) => {
+                let bad = |error: &dyn std::fmt::Display| Error::Page {
+                    url: root.to_string(),
+                    message: format!("{name:?} is no path: {error}"),
+                };
+                Ok(simple::Place::Server(root.join(name).map_err(|error| bad(&error))?))
+            }
+        }
+    }
 }
 
 impl IndexSettings {
@@ -33,7 +77,10 @@ impl IndexSettings {
     /// # Errors
     /// When a file that exists cannot be read or makes no sense.
     pub fn resolve(environment: &BTreeMap<OsString, OsString>, root: &Path) -> Result<Self, Error> {
-        Ok(Self { python: PythonIndexes::resolve(environment, root)?, debian: apt::resolve(root)? })
+        let redist = environment.get(&OsString::from(trainyard_spec::env::CUDA_REDIST));
+        let redist = redist.map(|text| Redist::parse(&text.to_string_lossy())).transpose()?;
+        let python = PythonIndexes::resolve(environment, root)?;
+        Ok(Self { python, debian: apt::resolve(root)?, cuda: redist })
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use html5gum::{Token, Tokenizer};
-use pep440_rs::Version;
+use pep440_rs::{Version, VersionSpecifier};
 use serde::Deserialize;
 use trainyard_spec::Digest;
 use trainyard_spec::image::Platform;
@@ -129,6 +129,27 @@ pub(crate) fn choose(
             files: several.iter().map(|offer| offer.name.clone()).collect(),
         }),
     }
+}
+
+/// The newest version of a wheel for the platform that fits `wanted`: a PEP 440 version with `*` at its end. Pre-releases
+/// are left out.
+pub(crate) fn newest(
+    offers: Vec<Offered>,
+    package: &str,
+    wanted: &str,
+    platform: Platform,
+) -> Option<String> {
+    let fits = |version: &Version| {
+        let any = wanted == "*";
+        let specifier = format!("=={wanted}").parse::<VersionSpecifier>();
+        !version.any_prerelease() && (any || specifier.is_ok_and(|specifier| specifier.contains(version)))
+    };
+    let versions = offers.into_iter().filter_map(|offer| {
+        let text = offer.name.split('-').nth(1)?.to_owned();
+        is_wheel(&offer.name, package, &text, Some(platform)).then_some(text)
+    });
+    let parsed = versions.filter_map(|text| Some((text.parse::<Version>().ok()?, text)));
+    parsed.filter(|(version, _)| fits(version)).max().map(|(_, text)| text)
 }
 
 /// A project's name as PEP 503 compares it.

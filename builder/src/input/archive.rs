@@ -1,11 +1,11 @@
-//! Reading archives of packages: source archives (`.tar.gz`), wheels (zip) and Debian packages (ar, tar).
+//! Reading archives of packages: tar archives, wheels (zip) and Debian packages (ar, tar).
 //!
-//! Files are visited one after the other in a bounded stream; nothing is written, linked or run. An archive with a path
+//! Entries are visited one after the other in a bounded stream; nothing is written, linked or run. An archive with a path
 //! or a link that leads out of it, with two entries of one path, with a device, or with more in it than the limits
 //! allow, is refused whole.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
@@ -42,10 +42,14 @@ impl Default for Limits {
 pub enum Kind {
     /// A tar archive in gzip.
     TarGz,
+    /// A tar archive in xz.
+    TarXz,
     /// A zip archive.
     Zip,
     /// A Debian package, of which the files to install are read.
     Deb,
+    /// A Debian package, of which what it says about itself is read.
+    DebControl,
 }
 
 /// Why an archive could not be read.
@@ -100,10 +104,56 @@ impl std::fmt::Display for At<'_> {
     }
 }
 
-/// Is given each file's clean relative path and body.
-pub type Visit<'a> = &'a mut dyn FnMut(&str, &mut dyn Read) -> io::Result<()>;
+/// An entry of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Clean path, relative to the archive's root.
+    pub path: String,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Permission bits. An archive that says none has those of a plain file or folder.
+    pub mode: u32,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
+}
 
-/// Visits every regular file of an archive.
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A folder.
+    Folder,
+    /// A file, whose body the visitor is given.
+    File,
+    /// A symbolic link, and what it says.
+    Symlink(String),
+    /// Another path of a file that came before.
+    HardLink(String),
+}
+
+/// Is given each entry, and the body where it is a file.
+pub type Visit<'a> = &'a mut dyn FnMut(&Entry, &mut dyn Read) -> io::Result<()>;
+
+/// Visits every regular file of an archive, with its path.
+///
+/// # Errors
+/// As [`visit`].
+pub fn visit_files(
+    path: &Path,
+    kind: Kind,
+    limits: Limits,
+    look: &mut dyn FnMut(&str, &mut dyn Read) -> io::Result<()>,
+) -> Result<(), Error> {
+    visit(path, kind, limits, &mut |entry, body| match entry.kind {
+        EntryKind::File => look(&entry.path, body),
+        _ => Ok(()),
+    })
+}
+
+/// Visits every entry of an archive.
 ///
 /// # Errors
 /// When the archive is unreadable, hostile or over the limits, or `visit` fails.
@@ -120,8 +170,12 @@ pub fn visit(path: &Path, kind: Kind, limits: Limits, visit: Visit<'_>) -> Resul
         Reading { archive: path, limits, left: &left, paths: BTreeSet::new(), entries: 0, at: None, visit };
     match kind {
         Kind::TarGz => reading.tar(&mut MultiGzDecoder::new(file), false),
+        Kind::TarXz => {
+            reading.tar(&mut lzma_rust2::XzReader::new_mem_limit(file, true, XZ_MEMORY_KIB), false)
+        }
         Kind::Zip => reading.zip(file),
-        Kind::Deb => reading.deb(file),
+        Kind::Deb => reading.deb(file, "data.tar"),
+        Kind::DebControl => reading.deb(file, "control.tar"),
     }
 }
 
@@ -174,17 +228,16 @@ impl Reading<'_> {
         Ok(clean)
     }
 
-    fn give(&mut self, path: &str, body: &mut dyn Read) -> Result<(), Error> {
+    fn give(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<(), Error> {
+        let path = &entry.path;
         self.left.begin(Spent::File, self.limits.file_bytes);
         let mut watched = Watched { inner: body, failed: false };
-        let visited = (self.visit)(path, &mut watched);
+        let visited = (self.visit)(entry, &mut watched);
         match visited {
             // A visitor need not read to the end, but what it skips has to be whole too.
             Ok(()) => io::copy(body, &mut io::sink()).map(drop).map_err(|error| self.unreadable(error)),
             Err(source) if watched.failed => Err(self.unreadable(source)),
-            Err(source) => {
-                Err(Error::Visit { archive: self.archive.to_owned(), path: path.to_owned(), source })
-            }
+            Err(source) => Err(Error::Visit { archive: self.archive.to_owned(), path: path.clone(), source }),
         }
     }
 
@@ -203,25 +256,26 @@ impl Reading<'_> {
                 continue;
             }
             let path = self.enter(&raw, kind.is_dir())?;
-            let link = || {
-                let target = entry.link_name_bytes();
-                target.map(|target| String::from_utf8_lossy(&target).into_owned()).unwrap_or_default()
-            };
-            match kind {
-                EntryType::Directory => {}
-                EntryType::Regular | EntryType::Continuous => self.give(&path, &mut entry)?,
-                EntryType::Symlink => {
-                    if !stays_inside(&path, &link(), absolute_links) {
-                        return Err(self.hostile(&raw, "a link that leads out of it"));
-                    }
+            let target = entry.link_name_bytes();
+            let target =
+                target.map(|target| String::from_utf8_lossy(&target).into_owned()).unwrap_or_default();
+            let kind = match kind {
+                EntryType::Directory => EntryKind::Folder,
+                EntryType::Regular | EntryType::Continuous => EntryKind::File,
+                EntryType::Symlink if stays_inside(&path, &target, absolute_links) => {
+                    EntryKind::Symlink(target)
                 }
-                EntryType::Link => {
-                    if !clean(&link()).is_some_and(|target| self.paths.contains(&target)) {
-                        return Err(self.hostile(&raw, "a hard link to no file before it"));
-                    }
-                }
+                EntryType::Symlink => return Err(self.hostile(&raw, "a link that leads out of it")),
+                EntryType::Link => match clean(&target).filter(|target| self.paths.contains(target)) {
+                    Some(target) => EntryKind::HardLink(target),
+                    None => return Err(self.hostile(&raw, "a hard link to no file before it")),
+                },
                 _ => return Err(self.hostile(&raw, "which is neither a folder nor a file nor a link")),
-            }
+            };
+            let described = described(entry.header());
+            let (mode, uid, gid) = described.map_err(|error| self.unreadable(error))?;
+            let xattrs = xattrs(&mut entry).map_err(|error| self.unreadable(error))?;
+            self.give(&Entry { path, kind, mode: mode & 0o7777, uid, gid, xattrs }, &mut entry)?;
         }
         // Checksums come last, behind the end of the tar archive.
         left.begin(Spent::File, self.limits.file_bytes);
@@ -239,27 +293,31 @@ impl Reading<'_> {
             let mut entry = archive.by_index(index).map_err(|error| self.unreadable(broken(error)))?;
             let raw = String::from_utf8_lossy(entry.name_raw()).into_owned();
             let path = self.enter(&raw, entry.is_dir())?;
-            if entry.is_dir() {
-                continue;
-            }
-            if entry.is_symlink() {
+            let mode =
+                entry.unix_mode().map_or(if entry.is_dir() { 0o755 } else { 0o644 }, |mode| mode & 0o7777);
+            let kind = if entry.is_dir() {
+                EntryKind::Folder
+            } else if entry.is_symlink() {
                 let mut target = String::new();
                 let read = Read::by_ref(&mut entry).take(4096).read_to_string(&mut target);
                 read.map_err(|error| self.unreadable(error))?;
                 if !stays_inside(&path, &target, false) {
                     return Err(self.hostile(&raw, "a link that leads out of it"));
                 }
-                continue;
-            }
+                EntryKind::Symlink(target)
+            } else {
+                EntryKind::File
+            };
+            let described = Entry { path, kind, mode, uid: 0, gid: 0, xattrs: BTreeMap::new() };
             let mut body = Budget { inner: &mut entry, left: self.left };
-            self.give(&path, &mut body)?;
+            self.give(&described, &mut body)?;
         }
         Ok(())
     }
 
     /// A package is an ar archive of the plainest form, with every member's name whole in its header (deb(5)). Readers
     /// of all forms of ar take offsets and sizes of tables from the archive, which this one therefore has no use for.
-    fn deb(&mut self, mut file: BufReader<File>) -> Result<(), Error> {
+    fn deb(&mut self, mut file: BufReader<File>, wanted: &str) -> Result<(), Error> {
         let invalid = |message: &str| io::Error::new(io::ErrorKind::InvalidData, message.to_owned());
         let mut magic = [0; 8];
         file.read_exact(&mut magic).map_err(|error| self.unreadable(error))?;
@@ -272,7 +330,7 @@ impl Reading<'_> {
             match file.read_exact(&mut header) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(self.unreadable(invalid("it holds no data.tar")));
+                    return Err(self.unreadable(invalid(&format!("it holds no {wanted}"))));
                 }
                 Err(error) => return Err(self.unreadable(error)),
             }
@@ -291,11 +349,14 @@ impl Reading<'_> {
                     return Err(self.unreadable(invalid("it is no Debian package of format 2")));
                 }
             }
-            if name.starts_with("data.tar") {
-                self.data(&name, &mut member)?;
+            if let Some(packed) = name.strip_prefix(wanted) {
+                self.data(packed, &mut member)?;
                 return match member.limit() {
                     0 => Ok(()),
-                    _ => Err(self.unreadable(invalid("its data.tar is shorter or longer than it says"))),
+                    _ => {
+                        let message = format!("its {wanted} is shorter or longer than it says");
+                        Err(self.unreadable(invalid(&message)))
+                    }
                 };
             }
             // Members start at even offsets.
@@ -305,15 +366,13 @@ impl Reading<'_> {
         }
     }
 
-    /// The files of a package, packed as the member's name says.
-    fn data(&mut self, name: &str, member: &mut dyn Read) -> Result<(), Error> {
-        match name {
-            "data.tar" => self.tar(member, true),
-            "data.tar.gz" => self.tar(&mut MultiGzDecoder::new(member), true),
-            "data.tar.xz" => {
-                self.tar(&mut lzma_rust2::XzReader::new_mem_limit(member, true, XZ_MEMORY_KIB), true)
-            }
-            "data.tar.zst" => {
+    /// A tar archive of a package, packed as the end of its name says.
+    fn data(&mut self, packed: &str, member: &mut dyn Read) -> Result<(), Error> {
+        match packed {
+            "" => self.tar(member, true),
+            ".gz" => self.tar(&mut MultiGzDecoder::new(member), true),
+            ".xz" => self.tar(&mut lzma_rust2::XzReader::new_mem_limit(member, true, XZ_MEMORY_KIB), true),
+            ".zst" => {
                 // It bounds its window by itself.
                 let mut unpacked = ruzstd::decoding::StreamingDecoder::new(member)
                     .map_err(|error| self.unreadable(io::Error::other(error.to_string())))?;
@@ -325,6 +384,30 @@ impl Reading<'_> {
             }
         }
     }
+}
+
+/// Mode, user id and group id. Ids that a header leaves blank are root's.
+fn described(header: &tar::Header) -> io::Result<(u32, u32, u32)> {
+    let old = header.as_old();
+    let id = |field: &[u8], value: io::Result<u64>| {
+        if field.iter().all(|byte| matches!(byte, 0 | b' ')) {
+            return Ok(0);
+        }
+        value.and_then(|id| u32::try_from(id).map_err(io::Error::other))
+    };
+    Ok((header.mode()?, id(&old.uid, header.uid())?, id(&old.gid, header.gid())?))
+}
+
+/// Extended attributes in the form in which GNU tar, star and bsdtar write them.
+fn xattrs(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<BTreeMap<String, Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    for extension in entry.pax_extensions()?.into_iter().flatten() {
+        let extension = extension?;
+        if let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) {
+            found.insert(name.to_owned(), extension.value_bytes().to_vec());
+        }
+    }
+    Ok(found)
 }
 
 /// The path without `.` and a leading `./`; none when it is absolute or empty, or has `..` or a NUL.

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use trainyard_spec::Digest;
 use trainyard_spec::image::Platform;
-use trainyard_spec::lock::{LockedFile, LockedInput};
+use trainyard_spec::lock::{LockedDeb, LockedFile, LockedInput};
 
 use super::archive::{self, Kind, Limits};
 use super::fetch::{Access, fetch};
@@ -19,19 +19,65 @@ use crate::index::{self, apt};
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::store::{Store, digest_of};
+use crate::unpacked::{self, Entries};
+
+/// Pins packages: those asked for, by name or `name=version`, and what they depend on where `dependencies` says so.
+///
+/// # Errors
+/// When no archive has one, a server fails, or a package is not what its archive says.
+pub(crate) fn resolve_all(
+    asked: &[String],
+    platform: Platform,
+    store: &Store,
+    settings: &Settings,
+    progress: Progress<'_>,
+) -> Result<LockedInput, Error> {
+    let mut package = BTreeMap::new();
+    for asked in asked {
+        let (name, version) =
+            asked.split_once('=').map_or((asked.as_str(), None), |(name, version)| (name, Some(version)));
+        package.insert(name.to_owned(), resolve(name, version, platform, store, settings, progress)?);
+    }
+    Ok(LockedInput::Deb { package })
+}
+
+/// A locked package: its files, all bodies in the store, and its control file.
+///
+/// # Errors
+/// When the package cannot be had, or is not what was locked.
+pub(crate) fn unpack(
+    file: &LockedFile,
+    store: &Store,
+    settings: &Settings,
+    progress: Progress<'_>,
+) -> Result<(Entries, String), Error> {
+    let path = get(file, store, settings, progress)?;
+    progress(Event::Unpacking { file: file.name.clone() });
+    let mut control = String::new();
+    archive::visit_files(&path, Kind::DebControl, Limits::default(), &mut |inside, body| {
+        if inside == "control" {
+            body.take(CONTROL_LIMIT).read_to_string(&mut control)?;
+        }
+        Ok(())
+    })?;
+    Ok((unpacked::unpack(&path, &file.sha256, Kind::Deb, store, &unpacked::ALL)?, control))
+}
+
+/// Most bytes of a control file.
+const CONTROL_LIMIT: u64 = 1 << 20;
 
 /// Pins a package and the objects in it that a cargo input may link.
 ///
 /// # Errors
 /// When no archive has it, a server fails, or the package is not what its archive says.
-pub(crate) fn resolve(
+fn resolve(
     package: &str,
     version: Option<&str>,
     platform: Platform,
     store: &Store,
     settings: &Settings,
     progress: Progress<'_>,
-) -> Result<LockedInput, Error> {
+) -> Result<LockedDeb, Error> {
     if settings.offline {
         return Err(index::Error::Offline { file: package.to_owned() }.into());
     }
@@ -42,13 +88,13 @@ pub(crate) fn resolve(
     let path = get(&file, store, settings, progress)?;
     progress(Event::Unpacking { file: file.name.clone() });
     let mut objects = BTreeMap::new();
-    archive::visit(&path, Kind::Deb, Limits::default(), &mut |name, body| {
+    archive::visit_files(&path, Kind::Deb, Limits::default(), &mut |name, body| {
         if is_object(name) {
             objects.insert(name.to_owned(), digest_of(body)?.0);
         }
         Ok(())
     })?;
-    Ok(LockedInput::Deb { package: package.to_owned(), version: listed.version, file, objects })
+    Ok(LockedDeb { version: listed.version, file, objects })
 }
 
 /// A folder with the package's locked objects, each verified just now.
@@ -70,7 +116,7 @@ pub(crate) fn objects(
     let _only_one = store.lock(&format!("objects-{}", file.sha256.short()))?;
     progress(Event::Unpacking { file: file.name.clone() });
     let staging = store.staging()?;
-    archive::visit(&path, Kind::Deb, Limits::default(), &mut |name, body| {
+    archive::visit_files(&path, Kind::Deb, Limits::default(), &mut |name, body| {
         if !objects.contains_key(name) {
             return Ok(());
         }

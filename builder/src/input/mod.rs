@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod cargo;
+pub(crate) mod cuda;
 pub(crate) mod deb;
 mod fetch;
 pub mod link;
@@ -9,6 +10,7 @@ pub(crate) mod python;
 
 use crate::index;
 use crate::store;
+use crate::unpacked;
 
 /// Why an input could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +24,14 @@ pub enum Error {
     /// It is no archive of its kind, or a hostile one.
     #[error(transparent)]
     Archive(#[from] archive::Error),
+    /// A CUDA release is not what is asked for.
+    #[error("{what}: {message}")]
+    Cuda {
+        /// The release or its list.
+        what: String,
+        /// What was found and needed.
+        message: String,
+    },
     /// A package lacks what the lock says is in it.
     #[error("{package} holds no {object}")]
     Lacks {
@@ -44,6 +54,15 @@ pub enum Error {
     },
 }
 
+impl From<unpacked::Error> for Error {
+    fn from(error: unpacked::Error) -> Self {
+        match error {
+            unpacked::Error::Archive(error) => error.into(),
+            unpacked::Error::Store(error) => error.into(),
+        }
+    }
+}
+
 impl Error {
     /// The way out.
     pub fn hint(&self) -> Option<String> {
@@ -53,7 +72,7 @@ impl Error {
             Self::Lacks { .. } | Self::ObjectDiffers { .. } => {
                 Some("the lock was not made from this package; make it anew with `trainyard lock`".to_owned())
             }
-            Self::Archive(_) => None,
+            Self::Archive(_) | Self::Cuda { .. } => None,
         }
     }
 
@@ -62,7 +81,11 @@ impl Error {
     pub const fn is_out_of_reach(&self) -> bool {
         match self {
             Self::Index(error) => error.is_out_of_reach(),
-            Self::Store(_) | Self::Archive(_) | Self::Lacks { .. } | Self::ObjectDiffers { .. } => false,
+            Self::Store(_)
+            | Self::Archive(_)
+            | Self::Cuda { .. }
+            | Self::Lacks { .. }
+            | Self::ObjectDiffers { .. } => false,
         }
     }
 }

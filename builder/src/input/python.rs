@@ -141,7 +141,7 @@ const fn name_of(artifact: PythonArtifact) -> &'static str {
 }
 
 /// The places that are asked, for an error.
-fn places(settings: &Settings) -> Result<Vec<String>, index::Error> {
+pub(crate) fn places(settings: &Settings) -> Result<Vec<String>, index::Error> {
     let python = &settings.index.python;
     let links = python.find_links.iter().map(|place| match place {
         index::FindLinks::Folder(folder) => folder.display().to_string(),

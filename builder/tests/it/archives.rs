@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tar::{EntryType, Header};
 use tempfile::TempDir;
-use trainyard_builder::input::archive::{Error, Kind, Limits, visit};
+use trainyard_builder::input::archive::{Error, Kind, Limits, visit_files};
 
 /// A tar archive written header by header, so that it can hold what no honest tool writes.
 fn tar(entries: &[(&str, EntryType, &str, &[u8])]) -> Vec<u8> {
@@ -61,7 +61,7 @@ fn read(bytes: &[u8], kind: Kind, limits: Limits) -> Result<Files, Error> {
     let path = folder.path().join("archive");
     std::fs::write(&path, bytes).unwrap();
     let mut files = Vec::new();
-    visit(&path, kind, limits, &mut |name, body| {
+    visit_files(&path, kind, limits, &mut |name, body| {
         let mut bytes = Vec::new();
         body.read_to_end(&mut bytes)?;
         files.push((name.to_owned(), bytes));
@@ -260,6 +260,6 @@ fn damaged_archives_are_unreadable() {
         let error = read(&bytes, kind, Limits::default()).unwrap_err();
         assert!(matches!(error, Error::Unreadable { .. }), "{kind:?}: {error:?}");
     }
-    let absent = visit(Path::new("/nonexistent/x"), Kind::Zip, Limits::default(), &mut |_, _| Ok(()));
+    let absent = visit_files(Path::new("/nonexistent/x"), Kind::Zip, Limits::default(), &mut |_, _| Ok(()));
     assert!(absent.unwrap_err().to_string().contains("/nonexistent/x"));
 }

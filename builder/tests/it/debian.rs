@@ -8,7 +8,7 @@ use std::sync::Arc;
 use trainyard_builder::index::{AptSource, parse_list};
 use trainyard_builder::{index, input, lock, store};
 use trainyard_spec::Digest;
-use trainyard_spec::lock::LockedInput;
+use trainyard_spec::lock::{LockedDeb, LockedInput};
 
 use crate::room::Room;
 use crate::server::{Answer, Server};
@@ -75,7 +75,7 @@ fn room(archives: Vec<AptSource>, version: Option<&str>) -> (Room, PathBuf) {
     let known = ["PATH", "HOME", "CARGO_HOME", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"];
     room.settings.tools =
         known.iter().filter_map(|name| Some((OsString::from(*name), std::env::var_os(name)?))).collect();
-    let version = version.map(|version| format!("version = \"{version}\"")).unwrap_or_default();
+    let version = version.map(|version| format!("={version}")).unwrap_or_default();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = format!(
         r#"
@@ -84,16 +84,13 @@ name = "demo"
 platform = "linux/amd64"
 [input.demo]
 kind = "deb"
-package = "libdemo"
-{version}
+packages = ["libdemo{version}"]
+dependencies = false
 [input.programs]
 kind = "cargo"
 workspace = "{}"
 packages = ["demo"]
 link = ["demo"]
-[[layer]]
-name = "programs"
-input = "programs"
 into = "/usr/bin"
 [config]
 entrypoint = ["/usr/bin/demo"]
@@ -122,7 +119,8 @@ fn the_newest_version_is_locked_or_the_one_asked_for() {
         let (room, manifest) = room(vec![source(&older), source(&newer)], asked);
         let locked = room.lock(&manifest).unwrap();
         let demo = locked.input.iter().find(|(name, _)| name.to_string() == "demo").unwrap().1;
-        let LockedInput::Deb { version, file: pinned, objects, .. } = demo else { panic!("{demo:?}") };
+        let LockedInput::Deb { package } = demo else { panic!("{demo:?}") };
+        let LockedDeb { version, file: pinned, objects } = &package["libdemo"];
         assert_eq!(version, expect);
         assert_eq!(pinned.name, format!("pool/libdemo_{expect}.deb"));
         assert_eq!((pinned.size, pinned.sha256), (file.len() as u64, Digest::of(&file)));

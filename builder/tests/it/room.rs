@@ -33,6 +33,7 @@ impl Room {
                     ..PythonIndexes::default()
                 },
                 debian: Vec::new(),
+                cuda: None,
             },
             network: Network {
                 patience: Duration::from_secs(5),

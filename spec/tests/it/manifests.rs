@@ -14,17 +14,13 @@ max-size = "10 MB"
 
 [input.libc]
 kind = "deb"
-package = "libc6-dev"
+packages = ["libc6-dev"]
 
 [input.trainer]
 kind = "cargo"
 workspace = "../.."
 packages = ["a", "b"]
 link = ["libc"]
-
-[[layer]]
-name = "programs"
-input = "trainer"
 into = "/usr/bin"
 
 [config]
@@ -113,7 +109,6 @@ fn all_faults_of_a_file_at_once() {
 #[test]
 fn faults_across_fields() {
     let text = edit(IMAGE, "link = [\"libc\"]", "link = [\"libm\"]");
-    let text = edit(&text, "input = \"trainer\"", "input = \"trainers\"");
     let text = edit(&text, "into = \"/usr/bin\"", "into = \"/usr/../bin\"");
     let text = edit(&text, "65532:65532", "0:0");
     assert_snapshot!(image_faults(&text));

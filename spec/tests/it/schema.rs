@@ -30,7 +30,7 @@ fn schemas_refuse_what_the_readers_refuse() {
         ("max-size = \"10 MB\"", "max-size = \"10 megs\""),
         ("linux/amd64", "linux/riscv"),
         ("kind = \"deb\"", "kind = \"rpm\""),
-        ("package = \"libc6-dev\"", "package = \"libc6-dev\"\nextra = 1"),
+        ("packages = [\"libc6-dev\"]", "packages = [\"libc6-dev\"]\nextra = 1"),
         ("workspace = \"../..\"\n", ""),
     ] {
         assert!(!accepts("image-manifest", &edit(IMAGE, old, new)), "{new}");

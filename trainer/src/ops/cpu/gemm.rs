@@ -385,10 +385,10 @@ unsafe fn pack<E: Element>(
     }
     match width {
         4 => pack_panel_4(available, from, rows, panel),
+        6 => pack_panel_6(available, from, rows, panel),
         8 => pack_panel_8(available, from, rows, panel),
         9 => pack_panel_9(available, from, rows, panel),
         16 => pack_panel_16(available, from, rows, panel),
-        24 => pack_panel_24(available, from, rows, panel),
         32 => pack_panel_32(available, from, rows, panel),
         48 => pack_panel_48(available, from, rows, panel),
         _ => unreachable!("no kernel has panels of {width}"),
@@ -405,7 +405,7 @@ macro_rules! pack_panel {
     )*};
 }
 pack_panel!(
-    pack_panel_4 4 pack_panel_8 8 pack_panel_9 9 pack_panel_16 16 pack_panel_24 24 pack_panel_32 32 pack_panel_48 48
+    pack_panel_4 4 pack_panel_6 6 pack_panel_8 8 pack_panel_9 9 pack_panel_16 16 pack_panel_32 32 pack_panel_48 48
 );
 
 #[inline(always)]

@@ -185,10 +185,11 @@ per_isa! {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    /// A kernel of up to three vectors to a row, for each number of rows and of vectors. Three, because a row's element is
-    /// broadcast once for all of them: fewer instructions and loads for as many multiplications.
+    /// A kernel for each number of rows and of vectors to a row. The more vectors the better, because a row's element is
+    /// broadcast once for all of them; but sums, the vectors and one broadcast element need a register each, and the
+    /// compiler one more to load ahead: a sum that is kept in memory costs half the speed.
     macro_rules! kernel {
-        ($name:ident, $feature:literal, $lanes:literal, $rows:literal, [$($r:literal)*],
+        ($name:ident, $feature:literal, $lanes:literal, $rows:literal, [$($r:literal)*], $vectors:literal, [$($v:literal)*],
          $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
             pub(super) mod $name {
                 use std::arch::x86_64::*;
@@ -197,7 +198,7 @@ mod x86 {
 
                 pub(in super::super) const ROWS: usize = $rows;
                 pub(in super::super) const LANES: usize = $lanes;
-                pub(in super::super) const COLUMNS: usize = 3 * LANES;
+                pub(in super::super) const COLUMNS: usize = $vectors * LANES;
                 /// Steps of k that are written out.
                 const UNROLLED: usize = 4;
 
@@ -207,9 +208,7 @@ mod x86 {
                     // SAFETY: the caller's promise.
                     unsafe {
                         match tile.columns.div_ceil(LANES) {
-                            1 => rows::<1>(tile),
-                            2 => rows::<2>(tile),
-                            3 => rows::<3>(tile),
+                            $($v => rows::<$v>(tile),)*
                             vectors => unreachable!("{vectors} vectors in a tile of {COLUMNS} columns"),
                         }
                     }
@@ -288,12 +287,12 @@ mod x86 {
 
     // 27 of 32 registers hold sums.
     kernel!(
-        avx512, "avx512f", 16, 9, [1 2 3 4 5 6 7 8 9],
+        avx512, "avx512f", 16, 9, [1 2 3 4 5 6 7 8 9], 3, [1 2 3],
         _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_add_ps
     );
     // 12 of 16.
     kernel!(
-        avx2, "avx2,fma", 8, 4, [1 2 3 4],
+        avx2, "avx2,fma", 8, 6, [1 2 3 4 5 6], 2, [1 2],
         _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps
     );
 
