@@ -6,7 +6,9 @@
 //! caller gives a [`progress::Progress`].
 
 mod contents;
+pub mod contract;
 pub mod corpus;
+pub mod elf;
 pub mod http;
 pub mod image;
 pub mod index;
@@ -17,6 +19,7 @@ pub mod lock;
 pub mod manifest;
 pub mod oci;
 pub mod progress;
+pub mod prune;
 pub mod settings;
 pub mod store;
 pub mod tree;
