@@ -8,7 +8,7 @@
 //! - gzip by the pinned compressor at level 6, in a header without name, with time 0 and an unknown system.
 //! - zstd by the pinned library at level 9 with its worker code, whose output does not depend on the number of workers.
 //!
-//! A change of any of these, or of a compressor's version, changes [`format`].
+//! A change of any of these, or of a compressor's version, changes what `format` says.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
