@@ -159,6 +159,7 @@ pub fn plan(name: &str, bytes: &[u8], keep: &Keep) -> Result<Plan, Error> {
     if report.bits != 64 || !report.little_endian || report.kind != elf::Kind::SharedObject {
         return Err(not_a_library());
     }
+    let shared = |offset, needed| Error::Shared { file: name.to_owned(), offset, needed };
     let mut plan = Plan { size: bytes.len(), ..Plan::default() };
     for gpu in &keep.gpus {
         if report.loadable().next().is_some() && !report.loadable().any(|element| element.runs_on(*gpu)) {
@@ -187,25 +188,10 @@ pub fn plan(name: &str, bytes: &[u8], keep: &Keep) -> Result<Plan, Error> {
         needed.extend(headers.filter_map(|(start, size)| range(start, size)));
     }
     if !keep.debug {
-        let is_debug = |section: &&elf::Section| !section.is_loaded && section.name.starts_with(".debug_");
-        for section in layout.sections.iter().filter(is_debug) {
-            let size_offset = usize::try_from(section.size_offset).ok();
-            let range = section.bytes(bytes).and_then(|_| range(section.offset, section.size));
-            let (Some(range), Some(size_offset)) = (range, size_offset) else {
-                return Err(not_a_library());
-            };
-            plan.removed
-                .entry(Removed { section: section.name.clone(), code: None })
-                .or_default()
-                .add(section.size);
-            plan.zeros.push(range);
-            // Whoever looks for debug information finds that it was taken out, and not that it is broken.
-            plan.patches.insert(size_offset, NO_SIZE);
-        }
+        plan.drop_debug(&layout, bytes).map_err(|offset| shared(offset, "the program"))?;
     }
     plan.zeros.retain(|range| !range.is_empty());
     plan.zeros.sort_by_key(|range| (range.start, range.end));
-    let shared = |offset, needed| Error::Shared { file: name.to_owned(), offset, needed };
     for pair in plan.zeros.windows(2) {
         if pair[1].start < pair[0].end {
             return Err(shared(pair[1].start, "another part"));
@@ -249,6 +235,29 @@ impl Amount {
 }
 
 impl Plan {
+    /// Adds debug information to what goes; says where the program itself is in the way.
+    fn drop_debug(&mut self, layout: &elf::Layout, bytes: &[u8]) -> Result<(), usize> {
+        let is_debug = |section: &&elf::Section| !section.is_loaded && section.name.starts_with(".debug_");
+        for section in layout.sections.iter().filter(is_debug).filter(|section| section.size > 0) {
+            let place = range(section.offset, section.size).filter(|place| place.end <= bytes.len());
+            let (Some(place), Ok(size_offset)) = (place, usize::try_from(section.size_offset)) else {
+                return Err(bytes.len());
+            };
+            let loaded = layout.segments.iter().filter_map(|segment| range(segment.offset, segment.size));
+            if let Some(offset) =
+                loaded.filter_map(|segment| overlap(std::slice::from_ref(&place), &segment)).min()
+            {
+                return Err(offset);
+            }
+            let what = Removed { section: section.name.clone(), code: None };
+            self.removed.entry(what).or_default().add(section.size);
+            self.zeros.push(place);
+            // Whoever looks for debug information finds that it was taken out, and not that it is broken.
+            self.patches.insert(size_offset, NO_SIZE);
+        }
+        Ok(())
+    }
+
     /// Bytes that become zeros.
     pub fn zeroed(&self) -> u64 {
         self.zeros.iter().map(|range| range.len() as u64).sum()

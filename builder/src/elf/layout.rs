@@ -9,8 +9,8 @@ use super::{Error, LONGEST_NAME, damaged};
 /// Most sections, and most segments.
 const MOST_HEADERS: usize = 1 << 17;
 
-/// Longest name of a section that is kept; the rest is cut off, which no name that is looked for needs.
-const LONGEST_SECTION_NAME: usize = 64;
+/// Longest name of a section that is kept, with its end.
+const LONGEST_SECTION_NAME: u64 = 64;
 
 /// Where things are in an ELF file.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Layout {
     pub(super) machine: u16,
     pub(super) kind: FileType,
     pub(super) interpreter: Option<String>,
-    pub(super) segments: Vec<Segment>,
+    pub(crate) segments: Vec<Segment>,
     pub(crate) sections: Vec<Section>,
     /// The dynamic table's place in the file, and the size of its entries' words.
     pub(super) dynamic: Option<(u64, u64)>,
@@ -28,10 +28,10 @@ pub(crate) struct Layout {
 
 /// A part of the file that is loaded.
 #[derive(Debug)]
-pub(super) struct Segment {
-    pub(super) offset: u64,
+pub(crate) struct Segment {
+    pub(crate) offset: u64,
     pub(super) address: u64,
-    pub(super) size: u64,
+    pub(crate) size: u64,
 }
 
 /// A section that has bytes in the file.
@@ -99,37 +99,42 @@ where
                 segments.push(Segment { offset, address: program.p_vaddr(endian).into(), size });
             }
             elf::PT_DYNAMIC => dynamic = Some((offset, size)),
-            elf::PT_INTERP => {
-                let path = program.interpreter(endian, bytes).map_err(fault)?.unwrap_or_default();
-                if path.len() > LONGEST_NAME {
-                    return Err(damaged(name, "the path of its loader is too long"));
-                }
-                let path = std::str::from_utf8(path)
-                    .map_err(|_| damaged(name, "the path of its loader is not UTF-8 text"))?;
-                interpreter = Some(path.to_owned());
+            elf::PT_INTERP if interpreter.is_none() => {
+                let fault = || damaged(name, "the path of its loader is no text of at most 4095 bytes");
+                let path = text(bytes, offset, size.min(LONGEST_NAME as u64)).ok_or_else(fault)?;
+                interpreter = Some(String::from_utf8(path.to_vec()).map_err(|_| fault())?);
             }
             _ => {}
         }
     }
-    let table = header.sections(endian, bytes).map_err(fault)?;
+    let table = header.section_headers(endian, bytes).map_err(fault)?;
     if table.len() > MOST_HEADERS {
         return Err(too_many("sections"));
     }
+    let names = match table {
+        [] => None,
+        _ => table.get(header.shstrndx(endian, bytes).map_err(fault)? as usize),
+    };
+    let names = names.and_then(|section| section.file_range(endian));
     let first: u64 = header.e_shoff(endian).into();
     let entry = u64::from(header.e_shentsize(endian));
     let mut sections = Vec::new();
-    for (index, section) in table.enumerate() {
+    for (index, section) in table.iter().enumerate() {
         let Some((offset, size)) = section.file_range(endian) else {
             continue;
         };
-        let found = table.section_name(endian, section).map_err(fault)?;
-        let found = &found[..found.len().min(LONGEST_SECTION_NAME)];
+        // A name that is cut off or missing is none that is looked for.
+        let at = u64::from(section.sh_name(endian));
+        let found = names.and_then(|(start, size)| {
+            let left = size.checked_sub(at)?.min(LONGEST_SECTION_NAME);
+            text(bytes, start.checked_add(at)?, left)
+        });
         let flags = section.sh_flags(endian);
         let kind = section.sh_type(endian);
-        let number = u64::try_from(index.0).unwrap_or(u64::MAX);
+        let number = u64::try_from(index).unwrap_or(u64::MAX);
         let size_offset = number.checked_mul(entry).and_then(|at| at.checked_add(first)?.checked_add(32));
         sections.push(Section {
-            name: String::from_utf8_lossy(found).into_owned(),
+            name: String::from_utf8_lossy(found.unwrap_or_default()).into_owned(),
             offset,
             size,
             align: section.sh_addralign(endian).into(),
@@ -139,8 +144,19 @@ where
             is_dynamic_symbols: kind == elf::SHT_DYNSYM,
             link: section.sh_link(endian),
             size_offset: size_offset.ok_or_else(|| damaged(name, "its section headers reach too far"))?,
-            index: u32::try_from(index.0).unwrap_or(u32::MAX),
+            index: u32::try_from(index).unwrap_or(u32::MAX),
         });
+    }
+    // Sections do not share bytes, and segments no more than a page here and there. Where many do, the file was made to
+    // be read over and over.
+    let most = (bytes.len() as u64).saturating_mul(2).saturating_add(1 << 20);
+    for total in [
+        total(sections.iter().map(|section| section.size)),
+        total(segments.iter().map(|segment| segment.size)),
+    ] {
+        if total > most {
+            return Err(damaged(name, format!("its parts have {total} bytes, more than the file")));
+        }
     }
     Ok(Layout {
         bits: if header.is_type_64() { 64 } else { 32 },
@@ -152,4 +168,15 @@ where
         sections,
         dynamic,
     })
+}
+
+fn total(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}
+
+/// The text of at most `size` bytes, with the zero that ends it, at `offset`.
+fn text(bytes: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
+    let start = usize::try_from(offset).ok()?;
+    let rest = bytes.get(start..start.checked_add(usize::try_from(size).ok()?)?)?;
+    Some(&rest[..rest.iter().position(|byte| *byte == 0)?])
 }

@@ -7,12 +7,17 @@
 )]
 
 mod archives;
+mod contracts;
 mod debian;
+mod elf;
+mod elf_files;
 mod faults;
 mod images;
 mod index;
 mod layers;
 mod locks;
+mod pruning;
 mod room;
 mod server;
 mod unpacking;
+mod wheels;
