@@ -202,13 +202,16 @@ fn terms(objects: &[Object]) -> Terms {
     let written =
         with_code.iter().flatten().filter(|element| element.kind == Kind::Ptx).map(|element| ptx(element));
     // PTX that is newer than the tables is of a release that is newer, too.
-    let by_ptx = |ptx: CudaRelease| TOOLKITS.of_ptx(ptx).map(|toolkit| toolkit.release);
+    let by_ptx = |ptx: CudaRelease| {
+        let toolkit = TOOLKITS.of_ptx(ptx).filter(|toolkit| toolkit.ptx == ptx)?;
+        Some(toolkit.release)
+    };
     let releases: Vec<CudaRelease> = components
         .clone()
         .filter_map(|component| component.cuda)
         .chain(written.clone().filter_map(by_ptx))
         .collect();
-    let is_newer_than_known = written.clone().any(|ptx| by_ptx(ptx).is_none());
+    let is_newer_than_known = written.clone().any(|ptx| TOOLKITS.of_ptx(ptx).is_none());
     let toolkit = releases.iter().copied().max();
     let major = majors.chain(toolkit.map(|release| release.major)).max();
     let native = toolkit.filter(|_| !is_newer_than_known).and_then(|toolkit| TOOLKITS.release(toolkit));

@@ -45,11 +45,19 @@ impl ComputeCapability {
     }
 }
 
+/// GPUs inside processors (Tegra), as major and minor: machine code for other members of their generation is not for
+/// them, and theirs is for nobody else.
+const IN_PROCESSORS: [(u16, u16); 7] = [(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)];
+
 impl Arch {
     /// Whether machine code of this architecture runs on a GPU: its own generation, at most as late a member.
     ///
     /// Source: CUDA C++ programming guide, binary compatibility and feature-set targets.
     pub fn machine_code_runs_on(self, gpu: ComputeCapability) -> bool {
+        let is_apart = |one: ComputeCapability| IN_PROCESSORS.contains(&(one.major, one.minor));
+        if is_apart(gpu) || is_apart(self.capability) {
+            return self.capability == gpu;
+        }
         match self.variant {
             Variant::Exact => self.capability == gpu,
             Variant::Baseline | Variant::Family => {
@@ -147,6 +155,9 @@ mod tests {
             (103, Family, "10.0", false, false),
             (100, Family, "12.0", false, false),
             (120, Baseline, "12.1", true, true),
+            (80, Baseline, "8.7", false, true),
+            (87, Baseline, "8.7", true, true),
+            (87, Baseline, "8.9", false, true),
         ] {
             let (arch, gpu) = (arch(number, variant), gpu.parse().unwrap());
             assert_eq!(arch.machine_code_runs_on(gpu), machine_code, "sm_{arch} on {gpu}");

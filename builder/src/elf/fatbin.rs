@@ -43,8 +43,10 @@ const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
 const FLAG_EXACT: u64 = 0x10_0000;
 const FLAG_FAMILY: u64 = 0x20_0000;
-/// 64 bits, debug information, the host's system, LTO-IR, and a note about capabilities: nothing of it matters here.
-const FLAGS_WITHOUT_EFFECT: u64 = 0x1 | 0x2 | 0x10 | 0x20 | 0x40 | 0x1_0000 | 0x100_0000;
+/// The payload is scrambled, as LTO-IR is.
+const FLAG_SCRAMBLED: u64 = 0x1_0000;
+/// 64 bits, debug information, the host's system, and a note about capabilities: nothing of it matters here.
+const FLAGS_WITHOUT_EFFECT: u64 = 0x1 | 0x2 | 0x10 | 0x20 | 0x40 | 0x100_0000;
 
 /// The GPU code in one section.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +99,8 @@ pub struct Element {
     pub compression: Compression,
     /// Whether its payload was zeroed.
     pub is_blank: bool,
+    /// Whether it is machine code without any function: a linker leaves one in a library without GPU code of its own.
+    pub is_empty: bool,
 }
 
 /// Kinds of GPU code.
@@ -338,7 +342,7 @@ impl Reader<'_> {
                 return Err(self.refuse(at + 40, "the architecture's suffix", "both a and f", "one of them"));
             }
         };
-        let known = FLAG_LZ4 | FLAG_ZSTD | FLAG_EXACT | FLAG_FAMILY | FLAGS_WITHOUT_EFFECT;
+        let known = FLAG_LZ4 | FLAG_ZSTD | FLAG_EXACT | FLAG_FAMILY | FLAG_SCRAMBLED | FLAGS_WITHOUT_EFFECT;
         if flags & !known != 0 {
             let found = format!("{flags:#x}");
             return Err(self.refuse(at + 40, "the flags of an element", found, "within 0x131a073"));
@@ -356,7 +360,8 @@ impl Reader<'_> {
             .ok_or_else(|| self.refuse(at + 28, "the architecture", u32(28), "a number as in sm_90"))?;
         let start = self.slice(at + header, payload.min(8)).unwrap_or_default();
         let is_blank = start.iter().all(|byte| *byte == 0);
-        if compression == Compression::Zstd && !is_blank && !start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        let is_plain = flags & FLAG_SCRAMBLED == 0 && !is_blank;
+        if compression == Compression::Zstd && is_plain && !start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             let found = format!("{start:02x?}");
             return Err(self.refuse(at + header, "the start of a zstd payload", found, "28 b5 2f fd"));
         }
@@ -370,6 +375,11 @@ impl Reader<'_> {
             version: (u16(26), u16(24)),
             compression,
             is_blank,
+            is_empty: kind == Kind::MachineCode
+                && compression == Compression::None
+                && is_plain
+                && memchr::memmem::find(self.slice(at + header, payload).unwrap_or_default(), b".text.")
+                    .is_none(),
         })
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Layout {
     pub(super) machine: u16,
     pub(super) kind: FileType,
     pub(super) interpreter: Option<String>,
+    /// Whether the bytes that are loaded are in another file.
+    pub(super) is_debug_information: bool,
     pub(crate) segments: Vec<Segment>,
     pub(crate) sections: Vec<Section>,
     /// The dynamic table's place in the file, and the size of its entries' words.
@@ -89,10 +91,19 @@ where
     if programs.len() > MOST_HEADERS {
         return Err(too_many("segments"));
     }
+    let table = header.section_headers(endian, bytes).map_err(fault)?;
+    if table.len() > MOST_HEADERS {
+        return Err(too_many("sections"));
+    }
+    // A program's code has bytes in its own file, whatever else has none.
+    let is_absent = |section: &H::SectionHeader| {
+        section.sh_type(endian) == elf::SHT_NOBITS && section.sh_flags(endian).contains(elf::SHF_EXECINSTR)
+    };
+    let is_debug_information = table.iter().any(is_absent);
     let mut segments = Vec::new();
     let mut dynamic = None;
     let mut interpreter = None;
-    for program in programs {
+    for program in programs.iter().filter(|_| !is_debug_information) {
         let (offset, size) = program.file_range(endian);
         match program.p_type(endian) {
             elf::PT_LOAD => {
@@ -106,10 +117,6 @@ where
             }
             _ => {}
         }
-    }
-    let table = header.section_headers(endian, bytes).map_err(fault)?;
-    if table.len() > MOST_HEADERS {
-        return Err(too_many("sections"));
     }
     let names = match table {
         [] => None,
@@ -164,6 +171,7 @@ where
         machine: header.e_machine(endian).0,
         kind: header.e_type(endian),
         interpreter,
+        is_debug_information,
         segments,
         sections,
         dynamic,

@@ -71,6 +71,8 @@ pub enum Kind {
     SharedObject,
     /// Input of a linker.
     Relocatable,
+    /// What was taken out of a program or library for debuggers: its headers are there, and nothing of what they name.
+    DebugInformation,
     /// Something else, as ELF numbers it.
     Other(u16),
 }
@@ -172,6 +174,7 @@ impl fmt::Display for Kind {
             Self::StaticProgram => f.write_str("static program"),
             Self::SharedObject => f.write_str("shared object"),
             Self::Relocatable => f.write_str("relocatable object"),
+            Self::DebugInformation => f.write_str("debug information"),
             Self::Other(number) => write!(f, "ELF type {number}"),
         }
     }
@@ -182,7 +185,7 @@ impl Report {
     /// itself, is not there.
     pub fn loadable(&self) -> impl Iterator<Item = &fatbin::Element> {
         let sections = self.gpu_code.iter().filter(|code| code.role.is_loaded());
-        sections.flat_map(|code| &code.elements).filter(|element| !element.is_blank)
+        sections.flat_map(|code| &code.elements).filter(|element| !element.is_blank && !element.is_empty)
     }
 }
 
@@ -210,6 +213,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Option<Report>, Error> {
     let needs = dynamic::read(name, bytes, &layout)?;
     let interpreter = layout.interpreter.clone();
     let kind = match layout.kind {
+        _ if layout.is_debug_information => Kind::DebugInformation,
         elf::ET_REL => Kind::Relocatable,
         elf::ET_EXEC | elf::ET_DYN => {
             let is_program = layout.kind == elf::ET_EXEC
@@ -224,7 +228,9 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Option<Report>, Error> {
         other => Kind::Other(other.0),
     };
     // CUDA exists for 64-bit little-endian hosts only; its fatbins in an object file are not linked yet.
-    let is_cuda_host = layout.bits == 64 && layout.little_endian && kind != Kind::Relocatable;
+    let is_cuda_host = layout.bits == 64
+        && layout.little_endian
+        && matches!(kind, Kind::Program | Kind::StaticProgram | Kind::SharedObject);
     let (gpu_code, forward, component) = if is_cuda_host {
         (
             fatbin::find(name, bytes, &layout)?,

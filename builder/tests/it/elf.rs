@@ -132,6 +132,17 @@ fn without_sections_gpu_code_is_found_in_segments() {
 }
 
 #[test]
+fn scrambled_payloads_are_taken_as_they_are() {
+    let mut code = ptx(75, ZSTD | 0x1_0000, (1, 66));
+    (code.kind, code.payload) = (8, vec![0x0b; 64]);
+    let library = Library::named("libjit.so.1").section(".rodata", 2, region(&[code]));
+    let found = report(&library.bytes());
+    assert_eq!(found.gpu_code[0].elements[0].to_string(), "lto_75");
+    // It is no use to a driver.
+    assert!(!found.gpu_code[0].elements[0].runs_on("9.0".parse().unwrap()));
+}
+
+#[test]
 fn unknown_layouts_are_refused_with_their_place() {
     let base =
         Library::named("libgpu.so.1").section(".nv_fatbin", 2, region(&[machine_code(90, ZSTD)])).bytes();

@@ -32,6 +32,7 @@ fn payload(arch: u32, flags: u64) -> Vec<u8> {
         _ => b"\x7fELF",
     };
     let mut bytes = start.to_vec();
+    bytes.extend(b".text.kernel");
     bytes.resize(64, u8::try_from(arch).unwrap());
     bytes
 }
