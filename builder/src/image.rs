@@ -17,8 +17,12 @@ use crate::settings::Settings;
 use crate::store::{self, Store};
 use crate::tree::{Conflict, Kind, Owner, Tree};
 use crate::unchanged::{self, Sources};
-use crate::{lock, manifest, oci, userland};
+use crate::{gpus, lock, manifest, oci, userland};
 
+/// Label of each library that was made smaller, with its file name behind a dot: how much of it became zeros.
+const PRUNED_LABEL: &str = "trainyard.pruned";
+/// Label of an image that may not be handed on.
+const LOCAL_ONLY_LABEL: &str = "trainyard.local-only";
 /// Files named when an image is larger than its budget.
 const LARGEST_NAMED: usize = 5;
 
@@ -93,6 +97,9 @@ pub enum Error {
     /// What no package holds could not be written.
     #[error(transparent)]
     Userland(#[from] userland::Error),
+    /// The GPU code cannot be read or cut, or something needs what is not there.
+    #[error(transparent)]
+    Gpus(#[from] gpus::Error),
     /// A layer could not be written.
     #[error(transparent)]
     Layer(#[from] layer::Error),
@@ -124,6 +131,7 @@ impl Error {
                 Some("configure apt, or use a host whose apt is configured for a Debian archive, to link the locked packages".to_owned())
             }
             Self::Input(error) => error.hint(),
+            Self::Gpus(error) => error.hint().map(str::to_owned),
             Self::Cargo(error) => error.hint(),
             Self::Link(error) => error.hint().map(str::to_owned),
             Self::Store(error) | Self::Layer(layer::Error::Store(error)) | Self::Layout(oci::Error::Store(error)) => {
@@ -205,7 +213,17 @@ pub(crate) fn assemble(
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let gather = Gather { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
-    let Contents { tree, layers: planned, mut labels, differs, sources, .. } = contents::gather(&gather)?;
+    let Contents { mut tree, layers: planned, mut labels, differs, sources, .. } = contents::gather(&gather)?;
+    for (path, zeroed) in gpus::prune(&manifest, &mut tree, &workshop.layers, progress)? {
+        labels.insert(
+            format!("{PRUNED_LABEL}.{}", path.rsplit('/').next().unwrap_or(&path)),
+            zeroed.to_string(),
+        );
+    }
+    labels.extend(gpus::contract(&tree)?.terms.labels());
+    if manifest.local_only {
+        labels.insert(LOCAL_ONLY_LABEL.to_owned(), "true".to_owned());
+    }
     let place = |owner: &Owner, _: &str| {
         planned.iter().position(|(_, owners)| owners.hold(owner)).unwrap_or(planned.len())
     };

@@ -9,6 +9,7 @@ mod contents;
 pub mod contract;
 pub mod corpus;
 pub mod elf;
+pub mod gpus;
 pub mod http;
 pub mod image;
 pub mod index;

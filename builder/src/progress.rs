@@ -34,6 +34,11 @@ pub enum Event {
         /// File name.
         file: String,
     },
+    /// A library is being cut to the manifest's GPUs.
+    Pruning {
+        /// Its path in the image.
+        file: String,
+    },
     /// cargo has started on an input.
     Compiling {
         /// The packages asked for.

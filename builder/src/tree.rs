@@ -183,6 +183,22 @@ impl Tree {
         })
     }
 
+    /// Lets `change` look at and change each file that has an owner.
+    ///
+    /// # Errors
+    /// The first of `change`'s.
+    pub fn change_files<E>(
+        &mut self,
+        mut change: impl FnMut(&str, &Owner, &mut File) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (path, node) in &mut self.nodes {
+            if let (Some(owner), Kind::File(file)) = (&node.owner, &mut node.kind) {
+                change(path, owner, file)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What is at a clean path, links not followed.
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path.trim_start_matches('/'))

@@ -110,6 +110,7 @@ fn show(screen: &mut Screen, event: &Event) {
         }
         Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
         Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
+        Event::Pruning { file } => screen.show("Pruning", file, 0, 0),
         Event::Compiling { packages } => screen.show("Compiling", &packages.join(", "), 0, 0),
         Event::Compiled { name, done } => {
             screen.show("Compiling", &format!("the image's programs: {done} crates done, now {name}"), 0, 0)

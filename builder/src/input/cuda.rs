@@ -49,6 +49,7 @@ pub(crate) struct Known {
     #[toml(default)]
     needs: Vec<CudaLibrary>,
     licence: String,
+    modify: bool,
     rule: String,
 }
 
@@ -77,6 +78,17 @@ pub(crate) fn known(library: CudaLibrary) -> Result<Known, Error> {
             .ok_or_else(|| format!("{} is not in its table", library.as_str()))
     });
     found.map_err(|message| Error::Cuda { what: "the table of CUDA libraries".to_owned(), message })
+}
+
+/// The library of this name.
+pub(crate) fn library(name: &str) -> Option<CudaLibrary> {
+    use CudaLibrary::{Cublas, CublasLt, Cudart, Nccl, Nvrtc};
+    [Cudart, CublasLt, Cublas, Nccl, Nvrtc].into_iter().find(|library| library.as_str() == name)
+}
+
+/// Whether its licence allows to hand on changed files.
+pub(crate) fn may_change(library: CudaLibrary) -> bool {
+    known(library).is_ok_and(|known| known.modify)
 }
 
 /// The libraries asked for, and those that they load, in a fixed order.

@@ -202,6 +202,7 @@ mod tests {
         for (path, body) in files {
             let mut header = tar::Header::new_ustar();
             header.set_size(body.len() as u64);
+            header.set_mode(0o644);
             tar.append_data(&mut header, format!("./{path}"), *body).unwrap();
         }
         let data = tar.into_inner().unwrap();

@@ -20,4 +20,5 @@ mod pruning;
 mod room;
 mod server;
 mod unpacking;
+mod userland;
 mod wheels;
