@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub(crate) struct Reporter(Arc<Shared>);
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// Bytes that the reader has taken.
+    written: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -60,11 +63,17 @@ impl Reporter {
         self.0.changed.notify_all();
     }
 
-    /// Waits until everything is written, but no longer than `patience`.
+    /// Waits until everything is written, as long as the reader takes something at least every `patience`.
     pub(crate) fn finish(&self, patience: Duration) {
         let unwritten = |queue: &mut Queue| !queue.events.is_empty() || queue.writing;
-        // Whether or not all was written, the agent ends now.
-        drop(self.0.changed.wait_timeout_while(self.queue(), patience, unwritten));
+        loop {
+            let before = self.0.written.load(Ordering::Relaxed);
+            let waited = self.0.changed.wait_timeout_while(self.queue(), patience, unwritten);
+            let in_time = waited.is_ok_and(|(_, waited)| !waited.timed_out());
+            if in_time || self.0.written.load(Ordering::Relaxed) == before {
+                return;
+            }
+        }
     }
 
     fn write(&self) {
@@ -87,6 +96,7 @@ impl Reporter {
                 // A write small enough to come out whole even when the agent is killed between two.
                 if text.len() > 1 << 16 {
                     let _ = stdout.write_all(&text);
+                    self.0.written.fetch_add(text.len() as u64, Ordering::Relaxed);
                     text.clear();
                 }
             }
