@@ -30,6 +30,12 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Rebuild an image from its lock and compare every digest
     Verify(Verify),
+    /// Push an image to a registry
+    Push(Push),
+    /// Pull an image from a registry, as an OCI layout
+    Pull(Pull),
+    /// Write an image to one file that other tools load
+    Export(Export),
     /// Work with training text
     #[command(subcommand)]
     Data(Data),
@@ -176,6 +182,56 @@ pub(crate) struct Verify {
     /// Fail where the network would be needed
     #[arg(long)]
     pub(crate) offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Push {
+    /// Folder of an OCI layout, or the manifest of an image that has been built
+    pub(crate) image: PathBuf,
+    /// Where to: HOST[:PORT]/NAME[:TAG]
+    pub(crate) reference: String,
+    /// Speak plain HTTP with the registry; this machine's own registries need no such word
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    pub(crate) reference: String,
+    /// Write the OCI layout to this new folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Speak plain HTTP with the registry; this machine's own registries need no such word
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+}
+
+/// A form of an image in one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArchiveFormat {
+    /// A tar of the OCI layout; every digest stays
+    OciArchive,
+    /// What `docker load` reads
+    DockerArchive,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// Folder of an OCI layout, or the manifest of an image that has been built
+    pub(crate) image: PathBuf,
+    /// Form of the file
+    #[arg(long, value_enum)]
+    pub(crate) format: ArchiveFormat,
+    /// Write to this new file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -115,7 +115,21 @@ fn corpus_exit(error: &trainyard_builder::corpus::Error) -> Exit {
     }
 }
 
+fn registry_exit(error: &trainyard_builder::registry::Error) -> Exit {
+    use trainyard_builder::registry::Error;
+    match error {
+        Error::Offline { .. } | Error::OtherImage { .. } | Error::NoPlatform { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }
+}
+
 failures! {
+    trainyard_builder::registry::ReferenceError => |_| Exit::Usage, |error| Some(error.hint());
+    trainyard_builder::registry::Error => registry_exit, trainyard_builder::registry::Error::hint;
+    trainyard_builder::export::Error => |error| match error {
+        trainyard_builder::export::Error::Exists { .. } | trainyard_builder::export::Error::Write { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }, |error| error.hint().map(str::to_owned);
     trainyard_builder::manifest::Error => manifest_exit, |_| None;
     trainyard_trainer::data::prepare::PrepareError => prepare_exit, |error| match error {
         trainyard_trainer::data::prepare::PrepareError::NotAFile { .. } => Some("write what the pipe holds to a file first".to_owned()),

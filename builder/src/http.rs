@@ -3,22 +3,28 @@
 //! Credentials in an address are sent to that address's host and are never part of an error, an event or a file.
 //! Caching is left to the store, and what a page means to its index.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use backon::{BlockingRetryable, ExponentialBuilder};
-use ureq::ResponseExt;
+use ureq::http::{HeaderMap, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{AsSendBody, ResponseExt, SendBody};
 use url::Url;
 
 use crate::progress::{Event, Progress};
 
 /// A server that is there answers a connection much faster than this.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// A server that wants to be left alone for longer than this is asked again nevertheless.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// How servers are reached.
 #[derive(Clone)]
@@ -154,6 +160,8 @@ pub enum Error {
         url: String,
         /// HTTP status.
         status: u16,
+        /// How long the server wants to be left alone.
+        retry_after: Option<Duration>,
     },
     /// No answer, or it broke off.
     #[error("{url} could not be read: {source}")]
@@ -197,9 +205,19 @@ impl Error {
         matches!(self, Self::Status { status: 404 | 410 | 403, .. })
     }
 
+    /// The least time after which it makes sense to try again, where it does.
+    pub(crate) fn passes(&self) -> Option<Duration> {
+        match self {
+            Self::Status { status, retry_after, .. } => {
+                status_passes(*status).then(|| retry_after.unwrap_or_default())
+            }
+            other => other.may_pass().then_some(Duration::ZERO),
+        }
+    }
+
     fn may_pass(&self) -> bool {
         match self {
-            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
+            Self::Status { status, .. } => status_passes(*status),
             Self::Transport { source, .. } => match **source {
                 // A firewall that swallows packets will do so again, at the same length.
                 ureq::Error::Timeout(ureq::Timeout::Connect) => false,
@@ -213,6 +231,18 @@ impl Error {
             Self::TooLarge { .. } | Self::Sink { .. } => false,
         }
     }
+}
+
+/// Whether an answer with this status may be another one soon.
+pub(crate) const fn status_passes(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500..=599)
+}
+
+/// How long a server wants to be left alone, where it says so in seconds. A date, which only a clock could tell, is not
+/// read.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get("retry-after")?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(LONGEST_WAIT))
 }
 
 /// A small answer, read whole.
@@ -240,6 +270,7 @@ pub(crate) trait Sink: Write {
 pub(crate) struct Client {
     agent: ureq::Agent,
     policy: ExponentialBuilder,
+    patience: Duration,
 }
 
 impl Client {
@@ -256,12 +287,40 @@ impl Client {
             .timeout_connect(Some(network.patience.min(CONNECT_PATIENCE)))
             .timeout_recv_response(Some(network.patience))
             .timeout_per_read(Some(network.patience))
+            .timeout_per_write(Some(network.patience))
             .user_agent(concat!("trainyard/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
         let policy =
             ExponentialBuilder::new().with_min_delay(network.retry_delay).with_max_times(network.retries);
-        Self { agent, policy }
+        Self { agent, policy, patience: network.patience }
+    }
+
+    /// Sends one request as it is, and waits for its answer `patience` times as long as usual. No redirect is followed,
+    /// and no status is an error.
+    pub(crate) fn send(
+        &self,
+        request: Request<()>,
+        body: Option<&mut dyn Read>,
+        patience: u32,
+    ) -> Result<Response<ureq::Body>, Error> {
+        // A query may hold a signature that lets its bearer in.
+        let url = request.uri().to_string();
+        let url = url.split('?').next().unwrap_or_default().to_owned();
+        let sent = match body {
+            None => self.agent.run(self.once(request, patience)),
+            Some(body) => self.agent.run(self.once(request.map(|()| SendBody::from_reader(body)), patience)),
+        };
+        sent.map_err(|source| Error::Transport { url, source: Box::new(source) })
+    }
+
+    fn once<B: AsSendBody>(&self, request: Request<B>, patience: u32) -> Request<B> {
+        self.agent
+            .configure_request(request)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_recv_response(Some(self.patience * patience))
+            .build()
     }
 
     /// Reads a page of at most `limit` bytes.
@@ -344,7 +403,7 @@ impl Client {
         })
     }
 
-    fn ask(&self, endpoint: &Endpoint, accept: &str) -> Result<ureq::http::Response<ureq::Body>, Error> {
+    fn ask(&self, endpoint: &Endpoint, accept: &str) -> Result<Response<ureq::Body>, Error> {
         let mut request = self
             .agent
             .get(endpoint.url.as_str())
@@ -361,7 +420,8 @@ impl Client {
         if response.status().is_success() {
             Ok(response)
         } else {
-            Err(Error::Status { url: endpoint.to_string(), status })
+            let retry_after = retry_after(response.headers());
+            Err(Error::Status { url: endpoint.to_string(), status, retry_after })
         }
     }
 
@@ -371,11 +431,27 @@ impl Client {
         progress: Progress<'_>,
         attempt: impl FnMut() -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.again(&endpoint.to_string(), progress, Error::passes, attempt)
+    }
+
+    /// Makes an attempt at `what`, and more of them after failures that pass: those for which `passes` gives the least
+    /// time to wait.
+    pub(crate) fn again<T, E: fmt::Display>(
+        &self,
+        what: &str,
+        progress: Progress<'_>,
+        passes: impl Fn(&E) -> Option<Duration>,
+        attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let asked = Rc::new(Cell::new(Duration::ZERO));
+        let least = Rc::clone(&asked);
         attempt
             .retry(self.policy)
-            .when(Error::may_pass)
+            .sleep(move |delay: Duration| thread::sleep(delay.max(least.get())))
+            .when(|error| passes(error).is_some())
             .notify(|error, _| {
-                progress(Event::Retrying { file: endpoint.to_string(), reason: error.to_string() });
+                asked.set(passes(error).unwrap_or_default());
+                progress(Event::Retrying { file: what.to_owned(), reason: error.to_string() });
             })
             .call()
     }

@@ -5,10 +5,13 @@
 //! way out. Nothing below [`settings`] reads the environment, the clock or a random source, and nothing prints: a
 //! caller gives a [`progress::Progress`].
 
+mod content;
 mod contents;
+mod decompress;
 pub mod contract;
 pub mod corpus;
 pub mod elf;
+pub mod export;
 pub mod gpus;
 pub mod http;
 pub mod image;
@@ -21,6 +24,7 @@ pub mod manifest;
 pub mod oci;
 pub mod progress;
 pub mod prune;
+pub mod registry;
 pub mod settings;
 pub mod store;
 pub mod tree;

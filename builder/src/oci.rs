@@ -23,6 +23,8 @@ use crate::store::{self, Staging, Store, digest_of};
 
 /// Label of an image that another machine would build with another digest; its value says why.
 pub const NOT_REPRODUCIBLE: &str = "trainyard.not-reproducible";
+/// Annotation of an image in a layout: its name.
+pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// The time that an image claims to be from. Any fixed one will do.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 /// Manifests and configurations are small; a larger one is an attack or a mistake.
@@ -137,21 +139,23 @@ fn config(manifest: &image::ImageManifest, extra_labels: &BTreeMap<String, Strin
         .build()?)
 }
 
-/// What `oci-spec` takes. Nothing depends on its order: canonical JSON sorts it.
 #[expect(clippy::disallowed_types, reason = "the type that oci-spec takes")]
-fn hashed(sorted: BTreeMap<String, String>) -> std::collections::HashMap<String, String> {
+type Hashed = std::collections::HashMap<String, String>;
+
+/// What `oci-spec` takes. Nothing depends on its order: canonical JSON sorts it.
+pub(crate) fn hashed(sorted: BTreeMap<String, String>) -> Hashed {
     sorted.into_iter().collect()
 }
 
-fn canonical(document: &impl Serialize) -> Result<Vec<u8>, Error> {
+pub(crate) fn canonical(document: &impl Serialize) -> Result<Vec<u8>, Error> {
     Ok(serde_json_canonicalizer::to_vec(document)?)
 }
 
-fn descriptor(kind: MediaType, bytes: &[u8]) -> Result<Descriptor, Error> {
+pub(crate) fn descriptor(kind: MediaType, bytes: &[u8]) -> Result<Descriptor, Error> {
     Ok(Descriptor::new(kind, bytes.len() as u64, to_oci(&Digest::of(bytes))?))
 }
 
-fn to_oci(digest: &Digest) -> Result<oci_spec::image::Digest, Error> {
+pub(crate) fn to_oci(digest: &Digest) -> Result<oci_spec::image::Digest, Error> {
     Ok(digest.to_string().parse()?)
 }
 
@@ -164,8 +168,6 @@ pub(crate) fn write(
     store: &Store,
     staging: &Staging,
 ) -> Result<(), Error> {
-    let blobs = staging.path().join("blobs/sha256");
-    fs_err::create_dir_all(&blobs).map_err(store::io_error("create", &blobs))?;
     let platform = oci_spec::image::PlatformBuilder::default()
         .architecture(Arch::from(platform.architecture()))
         .os(Os::Linux)
@@ -175,22 +177,38 @@ pub(crate) fn write(
         .digest(to_oci(&documents.digest)?)
         .size(documents.manifest.len() as u64)
         .platform(platform)
-        .annotations(hashed(BTreeMap::from([(
-            "org.opencontainers.image.ref.name".to_owned(),
-            name.to_owned(),
-        )])))
+        .annotations(named(name))
         .build()?;
+    let layers: Vec<Digest> = layers.iter().map(|layer| layer.digest).collect();
+    lay_out(described, &[&documents.manifest, &documents.configuration], &layers, store, staging)
+}
+
+/// The annotation by which other tools find an image in a layout.
+pub(crate) fn named(name: &str) -> Hashed {
+    hashed(BTreeMap::from([(REF_NAME.to_owned(), name.to_owned())]))
+}
+
+/// Writes a layout of the image that `described` names into `staging`: documents as they are, and blobs of the store.
+pub(crate) fn lay_out(
+    described: Descriptor,
+    documents: &[&[u8]],
+    stored: &[Digest],
+    store: &Store,
+    staging: &Staging,
+) -> Result<(), Error> {
+    let blobs = staging.path().join("blobs/sha256");
+    fs_err::create_dir_all(&blobs).map_err(store::io_error("create", &blobs))?;
     let index = ImageIndexBuilder::default()
         .schema_version(2_u32)
         .media_type(MediaType::ImageIndex)
         .manifests(vec![described])
         .build()?;
-    for bytes in [&documents.manifest, &documents.configuration] {
+    for bytes in documents {
         store::write_whole(&blobs.join(Digest::of(bytes).hex()), bytes)?;
     }
-    for layer in layers {
-        let source = store.path(&layer.digest);
-        let target = blobs.join(layer.digest.hex());
+    for digest in stored {
+        let source = store.path(digest);
+        let target = blobs.join(digest.hex());
         // One layer may stand in an image twice.
         if target.exists() {
             continue;
@@ -224,21 +242,10 @@ impl Layout {
     /// # Errors
     /// When the folder is no such layout, or a document is damaged.
     pub fn open(folder: &Path) -> Result<Self, Error> {
-        let index_path = folder.join("index.json");
-        let index = match bounded(&index_path) {
-            Err(Error::Read { source, .. })
-                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
-            {
-                return Err(wrong(folder, "it has no index.json".to_owned()));
-            }
-            index => index?,
-        };
-        let index: ImageIndex =
-            serde_json::from_slice(&index).map_err(|error| wrong(&index_path, error.to_string()))?;
-        require_schema(&index_path, index.schema_version())?;
+        let index = index(folder)?;
         let [described] = index.manifests().as_slice() else {
             let message = format!("it holds {} images; needed is one", index.manifests().len());
-            return Err(wrong(&index_path, message));
+            return Err(wrong(&folder.join("index.json"), message));
         };
         let (path, digest) = place(folder, described)?;
         let manifest: ImageManifest = document(folder, described)?;
@@ -292,15 +299,43 @@ pub(crate) fn is_whole(folder: &Path) -> bool {
     })
 }
 
-fn place(folder: &Path, described: &Descriptor) -> Result<(PathBuf, Digest), Error> {
+/// What a layout says that it holds.
+pub(crate) fn index(folder: &Path) -> Result<ImageIndex, Error> {
+    let path = folder.join("index.json");
+    let bytes = match bounded(&path) {
+        Err(Error::Read { source, .. })
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            return Err(wrong(folder, "it has no index.json".to_owned()));
+        }
+        bytes => bytes?,
+    };
+    let index: ImageIndex =
+        serde_json::from_slice(&bytes).map_err(|error| wrong(&path, error.to_string()))?;
+    require_schema(&path, index.schema_version())?;
+    Ok(index)
+}
+
+/// Where a layout has a blob.
+pub(crate) fn blob_path(folder: &Path, digest: &Digest) -> PathBuf {
+    folder.join("blobs/sha256").join(digest.hex())
+}
+
+pub(crate) fn place(folder: &Path, described: &Descriptor) -> Result<(PathBuf, Digest), Error> {
     let digest: Digest = described.digest().to_string().parse().map_err(|_| Error::Layout {
         path: folder.to_owned(),
         message: format!("it names something by {}; known is sha256", described.digest()),
     })?;
-    Ok((folder.join("blobs/sha256").join(digest.hex()), digest))
+    Ok((blob_path(folder, &digest), digest))
 }
 
 fn document<T: serde::de::DeserializeOwned>(folder: &Path, described: &Descriptor) -> Result<T, Error> {
+    let (path, _) = place(folder, described)?;
+    serde_json::from_slice(&raw(folder, described)?).map_err(|error| wrong(&path, error.to_string()))
+}
+
+/// The verified bytes of a document.
+pub(crate) fn raw(folder: &Path, described: &Descriptor) -> Result<Vec<u8>, Error> {
     let (path, expected) = place(folder, described)?;
     let bytes = bounded(&path)?;
     let found = Digest::of(&bytes);
@@ -308,7 +343,7 @@ fn document<T: serde::de::DeserializeOwned>(folder: &Path, described: &Descripto
         return Err(Error::Damaged { path, expected, found });
     }
     require_size(&path, described, bytes.len() as u64)?;
-    serde_json::from_slice(&bytes).map_err(|error| wrong(&path, error.to_string()))
+    Ok(bytes)
 }
 
 /// Reads a document. What is longer than any is cut off, and then has another digest or is no JSON.

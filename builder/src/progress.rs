@@ -22,7 +22,23 @@ pub enum Event {
         /// Bytes in all, where known.
         size: Option<u64>,
     },
-    /// A download is tried again after a passing failure.
+    /// Bytes of an image have been sent to a registry.
+    Uploading {
+        /// Where to.
+        to: String,
+        /// Bytes so far, with those that were there.
+        sent: u64,
+        /// Bytes in all.
+        size: u64,
+    },
+    /// Bytes of an archive have been written.
+    Archiving {
+        /// The archive.
+        file: String,
+        /// Bytes so far.
+        written: u64,
+    },
+    /// A download or upload is tried again after a passing failure.
     Retrying {
         /// File name or page.
         file: String,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::http::Network;
 use crate::index::{self, IndexSettings};
+use crate::registry::CredentialSettings;
 
 /// Settings of one run.
 #[derive(Debug, Clone)]
@@ -21,6 +22,8 @@ pub struct Settings {
     pub index: IndexSettings,
     /// How servers are reached.
     pub network: Network,
+    /// Where credentials for registries are kept.
+    pub credentials: CredentialSettings,
     /// Whose static C library a cargo input is linked with.
     pub link: LinkFrom,
     /// The whole environment of programs that are run: cargo, rustc, cc, pip.
@@ -73,6 +76,7 @@ impl Settings {
             offline: false,
             index: IndexSettings::resolve(&environment, Path::new("/"))?,
             network: Network::from_environment(&environment),
+            credentials: CredentialSettings::from_environment(&environment),
             link: LinkFrom::Locked,
             tools: PASSED_ON
                 .iter()

@@ -108,6 +108,13 @@ fn show(screen: &mut Screen, event: &Event) {
             let text = format!("{file} ({done}{})", all.unwrap_or_default());
             screen.show("Fetching", &text, *received, size.unwrap_or(0));
         }
+        Event::Uploading { to, sent, size } => {
+            let text = format!("{to} ({} of {})", ByteSize(*sent), ByteSize(*size));
+            screen.show("Pushing", &text, *sent, *size);
+        }
+        Event::Archiving { file, written } => {
+            screen.show("Writing", &format!("{file} ({})", ByteSize(*written)), 0, 0);
+        }
         Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
         Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
         Event::Pruning { file } => screen.show("Pruning", file, 0, 0),
@@ -133,7 +140,7 @@ pub(super) fn say(screen: &mut Screen, image: &Image) {
 }
 
 /// The layout that a path names: itself, or the one last built from a manifest.
-fn layout(path: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn layout(path: &Path) -> Result<PathBuf, Failure> {
     if path.is_dir() {
         return Ok(path.to_owned());
     }
@@ -147,7 +154,10 @@ fn layout(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Fills a folder that must not exist, so that it is there whole or not at all.
-fn new_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+pub(super) fn new_folder(
+    folder: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::usage(format!("cannot write {}: {error}", folder.display()));
     if folder.exists() {
@@ -164,7 +174,7 @@ fn new_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) ->
     std::fs::rename(&inside, folder).map_err(failed)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in walkdir::WalkDir::new(from) {
         let failed =
             |error: std::io::Error| Failure::usage(format!("cannot copy {}: {error}", from.display()));

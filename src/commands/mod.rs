@@ -5,6 +5,7 @@ mod completions;
 mod data;
 mod jobs;
 mod launch;
+mod registry;
 
 use std::io::Write;
 
@@ -26,6 +27,9 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Build(arguments) => build::build(&arguments),
         Command::Inspect(arguments) => build::inspect(&arguments),
         Command::Verify(arguments) => build::verify(&arguments),
+        Command::Push(arguments) => registry::push(&arguments),
+        Command::Pull(arguments) => registry::pull(&arguments),
+        Command::Export(arguments) => registry::export(&arguments),
         Command::Data(Data::Prepare(arguments)) => data::prepare(&arguments),
         Command::Completions(arguments) => completions::completions(&arguments),
         Command::Man(arguments) => completions::man(&arguments),

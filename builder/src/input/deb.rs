@@ -221,6 +221,7 @@ mod tests {
             offline: true,
             index: IndexSettings::default(),
             network: Network::default(),
+            credentials: crate::registry::CredentialSettings::default(),
             link: LinkFrom::Locked,
             tools: BTreeMap::<OsString, OsString>::new(),
         };

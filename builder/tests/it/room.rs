@@ -11,6 +11,7 @@ use trainyard_builder::http::{Endpoint, Network};
 use trainyard_builder::index::{IndexSettings, PythonIndexes};
 use trainyard_builder::lock;
 use trainyard_builder::progress::Event;
+use trainyard_builder::registry::CredentialSettings;
 use trainyard_builder::settings::{LinkFrom, Settings};
 
 pub(crate) struct Room {
@@ -40,6 +41,7 @@ impl Room {
                 retry_delay: Duration::from_millis(5),
                 ..Network::default()
             },
+            credentials: CredentialSettings::default(),
             link: LinkFrom::Locked,
             // No tools: neither pip nor cargo is found by mistake.
             tools: [(OsString::from("PATH"), OsString::from("/nonexistent"))].into(),

@@ -1,0 +1,78 @@
+//! `trainyard push`, `pull` and `export`.
+
+use trainyard_builder::export::{self, Format as FileFormat};
+use trainyard_builder::registry::{Options, Reference, Repository};
+use trainyard_spec::image::Platform;
+use trainyard_spec::{ByteSize, Exit};
+
+use super::build::{copy, layout, new_folder, settings, showing};
+use super::{print, print_json};
+use crate::cli::{ArchiveFormat, Export, Format, Pull, Push};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::settings::Settings;
+use crate::view::screen::Screen;
+
+pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
+    let reference: Reference = arguments.reference.parse()?;
+    let _interrupt = Interrupt::watch()?;
+    let settings = settings(&Settings::from_environment()?, false)?;
+    let image = layout(&arguments.image)?;
+    let options = Options { plain_http: arguments.plain_http, ..Options::default() };
+    let mut screen = Screen::new();
+    let pushed = showing(&mut screen, |progress| {
+        Repository::connect(&reference, &settings, options, progress)?.push(&image, progress)
+    })?;
+    let had = pushed.present + pushed.mounted;
+    let sent = ByteSize(pushed.sent);
+    screen
+        .say("Pushed", &format!("{reference} ({sent} in {} blobs sent, {had} were there)", pushed.uploaded));
+    match arguments.format {
+        Format::Text => print(&format!("{}\n", pushed.named(&reference))),
+        Format::Json => print_json(&pushed),
+    }
+}
+
+pub(crate) fn pull(arguments: &Pull) -> Result<Exit, Failure> {
+    let reference: Reference = arguments.reference.parse()?;
+    let _interrupt = Interrupt::watch()?;
+    let settings = settings(&Settings::from_environment()?, false)?;
+    let options = Options { plain_http: arguments.plain_http, ..Options::default() };
+    let mut screen = Screen::new();
+    let mut pulled = None;
+    // The folder is looked at first: nothing is fetched in vain.
+    new_folder(&arguments.output, |target| {
+        let image = showing(&mut screen, |progress| {
+            Repository::connect(&reference, &settings, options, progress)?.pull(platform(), progress)
+        })?;
+        copy(&image.layout, target)?;
+        pulled = Some(image);
+        Ok(())
+    })?;
+    let Some(pulled) = pulled else { return Ok(Exit::Done) };
+    let (size, fetched) = (ByteSize(pulled.size), ByteSize(pulled.fetched));
+    screen.say("Pulled", &format!("{reference} ({size}, {fetched} of it fetched)"));
+    match arguments.format {
+        Format::Text => print(&format!("{}\n", pulled.digest)),
+        Format::Json => print_json(&pulled),
+    }
+}
+
+pub(crate) fn export(arguments: &Export) -> Result<Exit, Failure> {
+    let _interrupt = Interrupt::watch()?;
+    let image = layout(&arguments.image)?;
+    let format = match arguments.format {
+        ArchiveFormat::OciArchive => FileFormat::OciArchive,
+        ArchiveFormat::DockerArchive => FileFormat::DockerArchive,
+    };
+    let mut screen = Screen::new();
+    let written =
+        showing(&mut screen, |progress| export::export(&image, format, &arguments.output, progress))?;
+    screen.say("Exported", &format!("{} ({})", written.file.display(), ByteSize(written.size)));
+    print(&format!("{}\n", written.digest))
+}
+
+/// What images of this machine run on.
+const fn platform() -> Platform {
+    if cfg!(target_arch = "aarch64") { Platform::Arm64 } else { Platform::Amd64 }
+}
