@@ -50,7 +50,7 @@ pub struct Repository {
     pub(super) store: Store,
     auth: Auth,
     base: Url,
-    /// Whether addresses without TLS are allowed.
+    /// Whether it is spoken to without TLS, and may refer to addresses without TLS.
     plain: bool,
 }
 
@@ -105,31 +105,37 @@ impl Repository {
         progress: Progress<'_>,
     ) -> Result<Self, Error> {
         if settings.offline {
-            return Err(Error::Offline { reference: reference.clone() });
+            return Err(Error::Offline { reference: reference.to_string() });
         }
         let either = reference.is_loopback() && !options.plain_http;
-        let plain = reference.is_loopback() || options.plain_http;
+        let usual = if reference.is_loopback() || options.plain_http { "http" } else { "https" };
+        // A proxy would look for this machine's own registry on itself.
+        let proxy = settings.network.proxy.clone().filter(|_| !reference.is_loopback());
+        let network = http::Network { proxy, ..settings.network.clone() };
         let over = |scheme: &str| {
+            let plain = scheme == "http";
             let url = format!("{scheme}://{}/", reference.host());
             let base = Url::parse(&url).map_err(|error| Error::Answer { url, message: error.to_string() })?;
             let credentials = settings.credentials.clone();
             Ok::<_, Error>(Self {
                 reference: reference.clone(),
                 options: options.clone(),
-                http: Client::new(&settings.network),
+                http: Client::new(&network),
                 store: Store::new(&settings.cache),
                 auth: Auth::new(reference.host(), reference.repository(), plain, credentials),
                 base,
                 plain,
             })
         };
-        let repository = over(if plain { "http" } else { "https" })?;
+        let repository = over(usual)?;
         match repository.greet(progress) {
-            // A server of this machine that does not speak plain HTTP says so, or hangs up.
-            Err(plainly @ (Error::Answer { .. } | Error::Http(_))) if either => {
+            // A server of this machine that speaks TLS says so, or hangs up.
+            Err(plainly @ (Error::NoRegistry { status: 400, .. } | Error::Http(_))) if either => {
                 let with_tls = over("https")?;
-                // Where neither works, what is said of the usual way tells more.
-                with_tls.greet(progress).map(|()| with_tls).map_err(|_| plainly)
+                match with_tls.greet(progress) {
+                    Ok(()) => Ok(with_tls),
+                    Err(error) => Err(if matches!(plainly, Error::Http(_)) { plainly } else { error }),
+                }
             }
             Err(error) => Err(error),
             Ok(()) => Ok(repository),
@@ -155,10 +161,7 @@ impl Repository {
             401 => self.auth.challenged(&url, response.headers(), None),
             // Some let only those in who show who they are with each request; then that request says what is wrong.
             403 => Ok(()),
-            status => Err(Error::Answer {
-                url: without_query(&url),
-                message: format!("it has status {status}; a registry has 200 or 401 here"),
-            }),
+            status => Err(Error::NoRegistry { url: without_query(&url), status }),
         }
     }
 

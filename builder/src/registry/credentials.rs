@@ -187,10 +187,10 @@ pub(crate) fn find(
     for path in &settings.files {
         let Some(file) = read(path, settings.named)? else { continue };
         let ask = |program: &str| helper::ask(program, host, path, settings);
-        if let Some(program) = file.cred_helpers.get(host).filter(|program| !program.is_empty()) {
-            if let Some(credential) = ask(program)? {
-                return Ok(Some(credential));
-            }
+        if let Some(program) = file.cred_helpers.get(host).filter(|program| !program.is_empty())
+            && let Some(credential) = ask(program)?
+        {
+            return Ok(Some(credential));
         }
         if let Some((key, entry)) = entry(&file.auths, host, repository)
             && let Some(credential) = entry.credential().map_err(|message| Error::File {
@@ -343,7 +343,7 @@ mod tests {
     fn wrong_files_are_named_and_what_is_in_them_is_not() {
         let secret = "hunter2";
         for (text, said) in [
-            (r#"{"auths": {"h.x": {"auth": "hunter2"#, "line 1 column 32 is not JSON"),
+            (r#"{"auths": {"h.x": {"auth": "hunter2"#, "line 1 column 35 is not JSON"),
             (r#"{"auths": {"h.x": "hunter2"}}"#, "another form"),
             (r#"{"auths": {"h.x": {"auth": "hunter2!"}}}"#, "\"h.x\" has an auth that is not base64"),
             (r#"{"auths": {"h.x": {"auth": "aHVudGVyMg=="}}}"#, "user:password"),

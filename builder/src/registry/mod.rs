@@ -45,7 +45,7 @@ pub enum Error {
     #[error("{reference} is in a registry, and the network may not be used")]
     Offline {
         /// What was asked for.
-        reference: Reference,
+        reference: String,
     },
     /// No answer, or one that broke off.
     #[error(transparent)]
@@ -75,6 +75,14 @@ pub enum Error {
     /// Credentials could not be had.
     #[error(transparent)]
     Credentials(#[from] CredentialError),
+    /// There is a server, and it is no registry.
+    #[error("{url} has status {status}; a registry has 200 or 401 there")]
+    NoRegistry {
+        /// Address.
+        url: String,
+        /// HTTP status.
+        status: u16,
+    },
     /// An answer is none of those that the specification knows.
     #[error("{url} answers as no registry does: {message}")]
     Answer {
@@ -107,7 +115,7 @@ pub enum Error {
     #[error("{reference} has no image for {platform}; it has {found}")]
     NoPlatform {
         /// The index.
-        reference: Reference,
+        reference: String,
         /// What was asked for.
         platform: Platform,
         /// What there is.
@@ -117,7 +125,7 @@ pub enum Error {
     #[error("the image is {found}, and {reference} names another")]
     OtherImage {
         /// Where it should be pushed to.
-        reference: Reference,
+        reference: String,
         /// The image's digest.
         found: Digest,
     },
@@ -167,6 +175,7 @@ impl Error {
             } else {
                 format!("log in with: podman login {host}")
             }),
+            Self::NoRegistry { .. } => owned("see whether host and port are those of a registry"),
             Self::Credentials(error) => error.hint(),
             Self::Place { .. } => {
                 owned("tell the registry's owner; --plain-http allows addresses without TLS")

@@ -83,7 +83,8 @@ impl Repository {
                 None => wanted.push(Wanted { digest, size }),
             }
         }
-        let size = wanted.iter().map(|one| one.size).sum();
+        // Sizes are whatever the manifest says.
+        let size = wanted.iter().fold(0, |sum: u64, one| sum.saturating_add(one.size));
         let show = |received| {
             let file = self.reference.to_string();
             Event::Downloading { file, received, size: Some(size) }
@@ -160,7 +161,7 @@ impl Repository {
         found.dedup();
         found.truncate(MOST_NAMED);
         let found = if found.is_empty() { "none".to_owned() } else { format!("{:?}", found.join(", ")) };
-        Err(Error::NoPlatform { reference: self.reference.clone(), platform: wanted, found })
+        Err(Error::NoPlatform { reference: self.reference.to_string(), platform: wanted, found })
     }
 
     /// Gets a blob, where the store lacks it.

@@ -84,7 +84,7 @@ impl Repository {
             message: "it holds no image".to_owned(),
         })?;
         if self.reference.digest().is_some_and(|named| named != digest) {
-            return Err(Error::OtherImage { reference: self.reference.clone(), found: digest });
+            return Err(Error::OtherImage { reference: self.reference.to_string(), found: digest });
         }
         let outcomes = self.push_blobs(layout, &content.blobs, progress)?;
         for document in &content.documents {
@@ -112,7 +112,7 @@ impl Repository {
         blobs: &[Blob],
         progress: Progress<'_>,
     ) -> Result<Vec<Outcome>, Error> {
-        let size = blobs.iter().map(|blob| blob.size).sum();
+        let size = blobs.iter().fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
         let show = |sent| Event::Uploading { to: self.reference.to_string(), sent, size };
         parallel::each(blobs, self.options.at_once, show, progress, |blob, tell| {
             let path = oci::blob_path(layout, &blob.digest);

@@ -18,6 +18,8 @@ pub(crate) enum Answer {
     Broken { says: usize, sends: Vec<u8> },
     /// A body that stops after some bytes, with the connection left open.
     Stalled { says: usize, sends: Vec<u8> },
+    /// A body with the address of the next part of a list.
+    Paged { body: Vec<u8>, next: String },
     /// Another address.
     Redirect(String),
 }
@@ -124,6 +126,10 @@ fn reply(request: tiny_http::Request, answer: Answer) {
             request.respond(Response::from_data(body).with_header(header("content-type", kind)))
         }
         Answer::Status(status) => request.respond(Response::empty(status)),
+        Answer::Paged { body, next } => {
+            let link = format!("<{next}>; rel=\"next\"");
+            request.respond(Response::from_data(body).with_header(header("link", &link)))
+        }
         Answer::Redirect(to) => request.respond(Response::empty(302).with_header(header("location", &to))),
         Answer::Broken { says, sends } => partial(request, says, &sends).map(drop),
         Answer::Stalled { says, sends } => partial(request, says, &sends).map(|connection| {
