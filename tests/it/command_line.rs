@@ -18,7 +18,10 @@ fn completions_and_man_pages_name_every_command() {
     let script = done(&["completions", "bash"]).out;
     let folder = tempfile::tempdir().unwrap();
     done(&["man", folder.path().to_str().unwrap()]);
-    for command in ["launch", "status", "logs", "stop", "lock", "build", "inspect", "verify", "data"] {
+    for command in [
+        "launch", "status", "logs", "stop", "lock", "build", "inspect", "verify", "push", "pull", "export",
+        "data",
+    ] {
         assert!(script.contains(&format!("trainyard,{command}")), "{command}");
         assert!(folder.path().join(format!("trainyard-{command}.1")).is_file(), "{command}");
     }

@@ -5,4 +5,5 @@
 mod command_line;
 mod image;
 mod job;
+mod registry;
 mod yard;

@@ -190,7 +190,7 @@ impl Auth {
         if let Scope::Mount(from) = scope {
             scopes.push(format!("repository:{from}:pull"));
         }
-        let more: Vec<String> = asked.iter().filter(|asked| !scopes.contains(asked)).cloned().collect();
+        let more: Vec<String> = asked.iter().filter(|asked| !is_covered(asked, &scopes)).cloned().collect();
         scopes.extend(more);
         scopes
     }
@@ -273,7 +273,37 @@ impl Auth {
     }
 }
 
+/// Whether a scope, as `repository:<name>:<actions>`, is part of one of others.
+fn is_covered(asked: &str, scopes: &[String]) -> bool {
+    let Some((what, actions)) = asked.rsplit_once(':') else { return false };
+    scopes.iter().filter_map(|scope| scope.rsplit_once(':')).any(|(known, allowed)| {
+        known == what && actions.split(',').all(|action| allowed.split(',').any(|one| one == action))
+    })
+}
+
 fn basic(user: &str, password: &str) -> String {
     let pair = format!("{user}:{password}");
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_covered;
+
+    #[test]
+    fn scopes_that_are_asked_for_anyway_are_not_asked_for_twice() {
+        let scopes = ["repository:a/b:pull,push".to_owned(), "repository:c:pull".to_owned()];
+        for (asked, covered) in [
+            ("repository:a/b:push,pull", true),
+            ("repository:a/b:pull", true),
+            ("repository:c:pull", true),
+            ("repository:c:pull,push", false),
+            ("repository:a/b:delete", false),
+            ("repository:a:pull", false),
+            ("registry:catalog:*", false),
+            ("whatever", false),
+        ] {
+            assert_eq!(is_covered(asked, &scopes), covered, "{asked}");
+        }
+    }
 }

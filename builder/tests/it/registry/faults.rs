@@ -174,6 +174,23 @@ fn a_server_that_goes_on_failing_is_given_up_soon_and_named() {
     assert!(matches!(error, Error::Refused { status: 404, .. }), "{error:?}");
 }
 
+#[test]
+fn a_registry_that_has_something_else_than_was_pushed_is_told() {
+    let Some(registry) = Registry::start(&Login::None) else { return };
+    let (room, settings) = settings();
+    let (layout, _) = image(&room.path("image"), 250, &[1000]);
+    let other =
+        "docker-content-digest: sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a\r\n";
+    // It says another digest; or it says none, and does not have it.
+    for (headers, said) in [(other, "found \"sha256:44136fa3"), ("", "answered with status 404")] {
+        let proxy = Proxy::start(registry.port, move |seen| {
+            if seen.is("PUT", "/manifests/") { Fate::Status(201, headers) } else { Fate::Pass }
+        });
+        let error = connect(&reference(proxy.port, "a"), &settings).push(&layout.folder, &quiet).unwrap_err();
+        assert!(error.to_string().contains(said), "{headers}: {error}");
+    }
+}
+
 /// Pulls an image of two layers through a proxy.
 fn pull_through(
     size: usize,

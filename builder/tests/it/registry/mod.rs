@@ -18,6 +18,7 @@ use trainyard_spec::Digest;
 use trainyard_spec::image::Platform;
 
 use self::parts::{INDEX, Layout, Login, Registry, blobs, connect, image, noise, quiet, settings, tool};
+use self::proxy::{Fate, Proxy};
 
 fn skopeo_copy(from: &str, to: &str, more: &[&str]) -> Option<String> {
     let arguments = ["copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false"];
@@ -122,8 +123,16 @@ fn an_index_is_pushed_with_all_its_images_and_pulled_for_a_platform() {
     let (layout, digest, images) = index(&room.path("index"));
     let reference = registry.reference("both:1");
     let repository = connect(&reference, &settings);
-    let pushed = repository.push(&layout.folder, &quiet).unwrap();
+    let proxy = Proxy::start(registry.port, |_| Fate::Pass);
+    let through = connect(&parts::reference(proxy.port, "both:1"), &settings);
+    let pushed = through.push(&layout.folder, &quiet).unwrap();
     assert_eq!((pushed.digest, pushed.uploaded), (digest, 5));
+    // The tag never names anything but the whole, which comes last.
+    let puts = proxy.seen().into_iter().filter(|seen| seen.is("PUT", "/manifests/")).map(|seen| seen.path);
+    let by_digest = |image: &parts::Image| format!("/v2/both/manifests/{}", image.digest);
+    let expected = [by_digest(&images[0]), by_digest(&images[1]), "/v2/both/manifests/1".to_owned()];
+    assert_eq!(puts.collect::<Vec<_>>(), expected);
+    assert!(proxy.seen().last().unwrap().is("PUT", "/manifests/1"));
     for (platform, image) in [(Platform::Amd64, &images[0]), (Platform::Arm64, &images[1])] {
         let pulled = repository.pull(platform, &quiet).unwrap();
         assert_eq!(pulled.digest, image.digest);
