@@ -1,87 +1,36 @@
-//! Layers without their compression, which is told by their first bytes: gzip, zstd or none.
+//! Bytes without their compression, which is told by the first of them: gzip, zstd, xz or none.
 
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
-use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
-use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use lzma_rust2::XzReader;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 /// RFC 8878, "Zstandard Frames" and "Skippable Frames".
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const ZSTD_SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
+/// The .xz file format, 2.1.1.1.
+const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
+/// Most memory that xz may use. Its highest preset needs 65 MiB.
+const XZ_MEMORY_KIB: u32 = 80 << 10;
 
-/// The bytes before compression.
-pub(crate) fn decompress<'a>(mut layer: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let first = layer.fill_buf()?;
+/// The bytes before compression. Several members or frames are read as one; what breaks off is an error.
+pub(crate) fn decompress<'a>(mut packed: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let first = packed.fill_buf()?;
     if first.starts_with(GZIP) {
-        return Ok(Box::new(MultiGzDecoder::new(layer)));
+        return Ok(Box::new(MultiGzDecoder::new(packed)));
+    }
+    if first.starts_with(XZ) {
+        return Ok(Box::new(XzReader::new_mem_limit(packed, true, XZ_MEMORY_KIB)));
     }
     // A skippable frame's first byte is 0x50 to 0x5f.
     let skippable =
         first.first().is_some_and(|byte| byte & 0xf0 == 0x50) && first[1..].starts_with(ZSTD_SKIPPABLE);
     if skippable || first.starts_with(ZSTD) {
-        return Ok(Box::new(Frames { source: layer, frame: FrameDecoder::new(), inside: false }));
+        // The library takes windows of up to 128 MiB.
+        return Ok(Box::new(zstd::Decoder::with_buffer(packed)?));
     }
-    Ok(Box::new(layer))
-}
-
-/// All frames of a zstd file, one after the other.
-struct Frames<R: BufRead> {
-    source: R,
-    frame: FrameDecoder,
-    inside: bool,
-}
-
-impl<R: BufRead> Read for Frames<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if buffer.is_empty() {
-            return Ok(0);
-        }
-        loop {
-            if !self.inside && !self.next()? {
-                return Ok(0);
-            }
-            while self.frame.can_collect() == 0 && !self.frame.is_finished() {
-                let blocks = BlockDecodingStrategy::UptoBlocks(1);
-                self.frame.decode_blocks(&mut self.source, blocks).map_err(invalid)?;
-            }
-            let read = self.frame.read(buffer)?;
-            if read > 0 {
-                return Ok(read);
-            }
-            self.inside = false;
-        }
-    }
-}
-
-impl<R: BufRead> Frames<R> {
-    /// Goes to the next frame that holds something; false where there is none.
-    fn next(&mut self) -> io::Result<bool> {
-        while !self.source.fill_buf()?.is_empty() {
-            match self.frame.reset(&mut self.source) {
-                Ok(()) => {
-                    self.inside = true;
-                    return Ok(true);
-                }
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                    length,
-                    ..
-                })) => {
-                    let skipped = io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
-                    if skipped < length.into() {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                Err(error) => return Err(invalid(error)),
-            }
-        }
-        Ok(false)
-    }
-}
-
-fn invalid(error: FrameDecoderError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+    Ok(Box::new(packed))
 }
 
 #[cfg(test)]
@@ -91,13 +40,19 @@ mod tests {
     use super::*;
 
     fn zstd(bytes: &[u8]) -> Vec<u8> {
-        ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+        zstd::encode_all(bytes, 1).unwrap()
     }
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(bytes).unwrap();
         gzip.finish().unwrap()
+    }
+
+    fn xz(bytes: &[u8]) -> Vec<u8> {
+        let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+        xz.write_all(bytes).unwrap();
+        xz.finish().unwrap()
     }
 
     #[test]
@@ -109,6 +64,8 @@ mod tests {
             ("none", bytes.clone()),
             ("gzip", gzip(&bytes)),
             ("gzip in members", [gzip(first), gzip(second)].concat()),
+            ("xz", xz(&bytes)),
+            ("xz in streams", [xz(first), xz(second)].concat()),
             ("zstd", zstd(&bytes)),
             ("zstd in frames", [zstd(first), zstd(second)].concat()),
             (
@@ -129,8 +86,10 @@ mod tests {
     fn what_breaks_off_is_an_error() {
         let bytes = vec![7; 100_000];
         let skipped = [0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1];
-        let (gzip, zstd) = (gzip(&bytes), zstd(&bytes));
-        for layer in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 5], &zstd[..6], &skipped] {
+        let (gzip, zstd, xz) = (gzip(&bytes), zstd(&bytes), xz(&bytes));
+        for layer in
+            [&gzip[..gzip.len() - 9], &xz[..xz.len() - 5], &zstd[..zstd.len() - 5], &zstd[..6], &skipped]
+        {
             assert!(decompress(layer).unwrap().read_to_end(&mut Vec::new()).is_err());
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,6 @@ use tar::{Builder, EntryType, Header};
 use trainyard_spec::Digest;
 
 use crate::content::Content;
-use crate::decompress::decompress;
 use crate::oci::{self, Layout};
 use crate::progress::{Event, Progress};
 use crate::registry::is_tag;
@@ -184,8 +183,7 @@ impl Archive<'_> {
             let name = format!("{}.tar", expected.hex());
             if !names.contains(&name) {
                 let unreadable = |source| Error::Layer { digest, source };
-                let layer = BufReader::new(layout.layer(described)?);
-                let layer = decompress(layer).map_err(unreadable)?;
+                let layer = layout.layer(described)?;
                 let found = self.stream(&name, layer.take(LARGEST_LAYER), unreadable)?;
                 if found != expected {
                     return Err(oci::Error::Damaged { path, expected, found }.into());

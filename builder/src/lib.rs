@@ -7,9 +7,9 @@
 
 mod content;
 mod contents;
-mod decompress;
 pub mod contract;
 pub mod corpus;
+mod decompress;
 pub mod elf;
 pub mod export;
 pub mod gpus;

@@ -11,8 +11,8 @@ use trainyard_spec::Digest;
 use url::Url;
 
 use super::Error;
+use crate::decompress::decompress;
 use crate::http::{Client, Endpoint};
-use crate::input::archive::XZ_MEMORY_KIB;
 use crate::progress::Progress;
 
 /// Most bytes of a package list, packed and unpacked.
@@ -188,12 +188,7 @@ fn find_in(
             Err(error) if error.is_absent() => continue,
             Err(error) => return Err(error.into()),
         };
-        let packed = Cursor::new(page.body);
-        let unpacked: Box<dyn Read> = if name.ends_with("xz") {
-            Box::new(lzma_rust2::XzReader::new_mem_limit(packed, true, XZ_MEMORY_KIB))
-        } else {
-            Box::new(flate2::read::MultiGzDecoder::new(packed))
-        };
+        let unpacked = decompress(Cursor::new(page.body)).map_err(|error| bad(error.to_string()))?;
         let mut found = Vec::new();
         let mut unpacked = unpacked.take(LIST_LIMIT);
         for paragraph in Paragraphs::new(BufReader::new(&mut unpacked)) {

@@ -10,14 +10,12 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
 use tar::EntryType;
+
+use crate::decompress::decompress;
 
 /// Most bytes of what a tar archive says about one entry: long names and extended headers are read into memory.
 const DESCRIPTION_LIMIT: u64 = 1 << 20;
-
-/// Most memory to unpack xz with, in KiB. Its highest preset needs a quarter of it.
-pub(crate) const XZ_MEMORY_KIB: u32 = 256 << 10;
 
 /// What an archive may hold at most.
 #[derive(Debug, Clone, Copy)]
@@ -40,10 +38,8 @@ impl Default for Limits {
 /// Kinds of archives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A tar archive in gzip.
-    TarGz,
-    /// A tar archive in xz.
-    TarXz,
+    /// A tar archive, compressed in gzip, xz, zstd or not at all.
+    Tar,
     /// A zip archive.
     Zip,
     /// A Debian package, of which the files to install are read.
@@ -169,9 +165,9 @@ pub fn visit(path: &Path, kind: Kind, limits: Limits, visit: Visit<'_>) -> Resul
     let mut reading =
         Reading { archive: path, limits, left: &left, paths: BTreeSet::new(), entries: 0, at: None, visit };
     match kind {
-        Kind::TarGz => reading.tar(&mut MultiGzDecoder::new(file), false),
-        Kind::TarXz => {
-            reading.tar(&mut lzma_rust2::XzReader::new_mem_limit(file, true, XZ_MEMORY_KIB), false)
+        Kind::Tar => {
+            let mut unpacked = decompress(file).map_err(|error| reading.unreadable(error))?;
+            reading.tar(&mut unpacked, false)
         }
         Kind::Zip => reading.zip(file),
         Kind::Deb => reading.deb(file, "data.tar"),
@@ -368,21 +364,12 @@ impl Reading<'_> {
 
     /// A tar archive of a package, packed as the end of its name says.
     fn data(&mut self, packed: &str, member: &mut dyn Read) -> Result<(), Error> {
-        match packed {
-            "" => self.tar(member, true),
-            ".gz" => self.tar(&mut MultiGzDecoder::new(member), true),
-            ".xz" => self.tar(&mut lzma_rust2::XzReader::new_mem_limit(member, true, XZ_MEMORY_KIB), true),
-            ".zst" => {
-                // It bounds its window by itself.
-                let mut unpacked = ruzstd::decoding::StreamingDecoder::new(member)
-                    .map_err(|error| self.unreadable(io::Error::other(error.to_string())))?;
-                self.tar(&mut unpacked, true)
-            }
-            _ => {
-                let source = io::Error::other("its files are packed in a way that is not known here");
-                Err(self.unreadable(source))
-            }
+        if !["", ".gz", ".xz", ".zst"].contains(&packed) {
+            let source = io::Error::other("its files are packed in a way that is not known here");
+            return Err(self.unreadable(source));
         }
+        let mut unpacked = decompress(BufReader::new(member)).map_err(|error| self.unreadable(error))?;
+        self.tar(&mut unpacked, true)
     }
 }
 

@@ -343,7 +343,7 @@ pub(crate) fn parts(
         let (path, kind) = if file.name.ends_with(".whl") {
             (python::get(package, file, store, settings, progress)?, Kind::Zip)
         } else {
-            (fetch_archive(file, store, settings, progress)?, Kind::TarXz)
+            (fetch_archive(file, store, settings, progress)?, Kind::Tar)
         };
         progress(Event::Unpacking { file: file.name.clone() });
         let names: Vec<String> = known.files.iter().map(|name| release.fill(name)).collect();

@@ -120,7 +120,7 @@ pub(crate) fn get(
 /// When its name says nothing that is known.
 pub(crate) fn kind(file: &LockedFile) -> Result<Kind, archive::Error> {
     match &file.name {
-        name if name.ends_with(".tar.gz") => Ok(Kind::TarGz),
+        name if name.ends_with(".tar.gz") => Ok(Kind::Tar),
         name if name.ends_with(".whl") || name.ends_with(".zip") => Ok(Kind::Zip),
         name => Err(archive::Error::Unreadable {
             archive: PathBuf::from(name),

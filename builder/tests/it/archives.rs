@@ -83,7 +83,7 @@ fn honest_archives_of_every_kind_are_read() {
     let without_absolute = tar(&[("usr/a", EntryType::Regular, "", b"body")]);
     let expect: Files = vec![("usr/a".to_owned(), b"body".to_vec())];
     for (name, kind, bytes) in [
-        ("tar.gz", Kind::TarGz, Some(gzip(&without_absolute))),
+        ("tar.gz", Kind::Tar, Some(gzip(&without_absolute))),
         ("zip", Kind::Zip, Some(zip(&[("usr/a", b"body")]))),
         ("deb", Kind::Deb, Some(deb("data.tar", &plain))),
         ("deb gz", Kind::Deb, Some(deb("data.tar.gz", &gzip(&plain)))),
@@ -129,7 +129,7 @@ fn hostile_archives_are_refused_whole() {
         ("neither", &[("a", EntryType::Fifo, "", b"")]),
     ];
     for (problem, entries) in cases {
-        let error = read(&gzip(&tar(entries)), Kind::TarGz, Limits::default()).unwrap_err();
+        let error = read(&gzip(&tar(entries)), Kind::Tar, Limits::default()).unwrap_err();
         assert!(matches!(error, Error::Hostile { .. }), "{entries:?}: {error:?}");
         assert!(error.to_string().contains(problem), "{entries:?}: {error}");
         let is_absolute_link = entries.iter().any(|(_, _, link, _)| link.starts_with('/'));
@@ -172,7 +172,7 @@ fn bombs_stop_at_the_limit() {
     let bomb = tar(&[("a", EntryType::Regular, "", &zeros)]);
     let limits = Limits { entries: 10, file_bytes: 1 << 19, bytes: 1 << 20 };
     for (kind, bytes) in [
-        (Kind::TarGz, gzip(&bomb)),
+        (Kind::Tar, gzip(&bomb)),
         (Kind::Zip, zip(&[("a", &zeros)])),
         (Kind::Deb, deb("data.tar.gz", &gzip(&bomb))),
     ] {
@@ -185,23 +185,23 @@ fn bombs_stop_at_the_limit() {
     let names = ["a", "b", "c", "d"];
     let four: Vec<_> = names.iter().map(|name| (*name, small.as_slice())).collect();
     let in_tar: Vec<_> = four.iter().map(|(name, body)| (*name, EntryType::Regular, "", *body)).collect();
-    for (kind, bytes) in [(Kind::TarGz, gzip(&tar(&in_tar))), (Kind::Zip, zip(&four))] {
+    for (kind, bytes) in [(Kind::Tar, gzip(&tar(&in_tar))), (Kind::Zip, zip(&four))] {
         let said = read(&bytes, kind, limits).unwrap_err().to_string();
         assert!(said.contains("more than 1048576 bytes"), "{kind:?}: {said}");
     }
-    let said = read(&gzip(&bomb), Kind::TarGz, limits).unwrap_err().to_string();
+    let said = read(&gzip(&bomb), Kind::Tar, limits).unwrap_err().to_string();
     assert!(said.contains("more than 524288 bytes in \"a\""), "{said}");
 
     // A name that would be read into memory whole.
     let long = tar(&[("././@LongLink", EntryType::GNULongName, "", &vec![b'x'; 4 << 20])]);
     let generous = Limits { entries: 10, file_bytes: 1 << 30, bytes: 1 << 30 };
-    let said = read(&gzip(&long), Kind::TarGz, generous).unwrap_err().to_string();
+    let said = read(&gzip(&long), Kind::Tar, generous).unwrap_err().to_string();
     assert!(said.contains("more than 1048576 bytes to describe one entry"), "{said}");
 
     let names: Vec<String> = (0..11).map(|n| n.to_string()).collect();
     let many: Vec<_> =
         names.iter().map(|name| (name.as_str(), EntryType::Regular, "", b"".as_slice())).collect();
-    let error = read(&gzip(&tar(&many)), Kind::TarGz, limits).unwrap_err();
+    let error = read(&gzip(&tar(&many)), Kind::Tar, limits).unwrap_err();
     assert!(error.to_string().contains("more than 10 entries"), "{error}");
 }
 
@@ -230,8 +230,8 @@ fn damaged_archives_are_unreadable() {
         bytes
     };
     for (kind, bytes) in [
-        (Kind::TarGz, flipped(&good)),
-        (Kind::TarGz, good[..good.len() / 2].to_vec()),
+        (Kind::Tar, flipped(&good)),
+        (Kind::Tar, good[..good.len() / 2].to_vec()),
         (Kind::Zip, flipped(&zipped)),
         (Kind::Deb, deb("data.tar.gz", &good[..good.len() / 2])),
     ] {
@@ -240,7 +240,7 @@ fn damaged_archives_are_unreadable() {
         assert!(error.to_string().contains("dir/name"), "an entry is named: {error}");
     }
     for (kind, bytes) in [
-        (Kind::TarGz, b"no archive".to_vec()),
+        (Kind::Tar, b"no archive".to_vec()),
         (Kind::Zip, zipped[..zipped.len() - 10].to_vec()),
         (Kind::Deb, b"no archive".to_vec()),
         (Kind::Deb, ar(&[("debian-binary", b"3.0\n"), ("data.tar", b"")])),

@@ -51,10 +51,7 @@ impl Maker {
         let mut unpacked = Vec::new();
         match compression {
             Compression::Gzip => GzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap(),
-            Compression::Zstd => ruzstd::decoding::StreamingDecoder::new(packed.as_slice())
-                .unwrap()
-                .read_to_end(&mut unpacked)
-                .unwrap(),
+            Compression::Zstd => zstd::Decoder::new(&*packed).unwrap().read_to_end(&mut unpacked).unwrap(),
         };
         (layer, packed, unpacked)
     }
