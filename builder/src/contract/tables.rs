@@ -140,6 +140,12 @@ impl Validate for Toolkits {
         if !self.toolkit.is_sorted_by(|a, b| a.release < b.release && a.ptx <= b.ptx && a.driver < b.driver) {
             faults.at("toolkit", "releases are not in order", None);
         }
+        for pair in self.toolkit.windows(2) {
+            let drivers = pair[0].updates.iter().chain([&pair[1].driver]);
+            if !std::iter::once(&pair[0].driver).chain(drivers).is_sorted_by(|a, b| a < b) {
+                faults.at("toolkit", format!("drivers of {} are not in order", pair[0].release), None);
+            }
+        }
         for toolkit in &self.toolkit {
             if !self.major.iter().any(|major| major.number == toolkit.release.major) {
                 faults.at(

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::host::{Gpu, Host};
-use super::tables::DriverVersion;
+use super::tables::{DRIVERS, DriverVersion};
 use crate::elf::{ComputeCapability, CudaRelease};
 
 const TOOLKIT: &str = "trainyard.cuda.toolkit";
@@ -136,7 +136,19 @@ impl Refusal {
             }
             Self::DriverTooOld { needed, forward_helps, compiled, .. } => {
                 let mut hint = match needed {
-                    Some(needed) => format!("update the host's driver to {needed} or later"),
+                    Some(needed) => {
+                        let branches =
+                            DRIVERS.branch.iter().filter(|branch| branch.number >= needed.branch());
+                        let branches: Vec<_> = branches
+                            .map(|branch| format!("{} until {}", branch.number, branch.end))
+                            .collect();
+                        let support = if branches.is_empty() {
+                            String::new()
+                        } else {
+                            format!(" (with long-term support: {})", branches.join(", "))
+                        };
+                        format!("update the host's driver to {needed} or later{support}")
+                    }
                     None => "update the host's driver to that of the image's CUDA release".to_owned(),
                 };
                 if *compiled {

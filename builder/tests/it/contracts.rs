@@ -201,8 +201,9 @@ fn a_newer_libcuda_takes_the_place_of_an_old_one_on_data_center_gpus() {
         let verdict = terms.check(&host(driver, gpu, name));
         assert_eq!(told(&verdict), expect, "{driver} {name}");
         if let Verdict::Refused(refusals) = verdict {
-            let offers = refusals[0].hint().contains("cuda-compat");
-            assert_eq!(offers, terms.forward.is_none(), "{}", refusals[0].hint());
+            let hint = refusals[0].hint();
+            assert_eq!(hint.contains("cuda-compat"), terms.forward.is_none(), "{hint}");
+            assert!(hint.contains("580.65.06 or later (with long-term support: 580 until 2028-06"), "{hint}");
         }
     }
     let mut mixed = host("535.54.03", "9.0", "NVIDIA H100 80GB HBM3");
