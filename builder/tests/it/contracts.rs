@@ -92,6 +92,13 @@ fn hosts_are_judged_by_machine_code_ptx_and_packing() {
             "native",
         ),
         (
+            "PTX of two versions",
+            with(&thirteen, &[ptx(75, ZSTD, (9, 0)), ptx(80, ZSTD, (9, 2))]),
+            "590.44.01",
+            "9.0",
+            "too old: 595.45.04",
+        ),
+        (
             "PTX of another toolkit",
             with(&thirteen, &[machine_code(80, ZSTD), ptx(80, ZSTD, (99, 0))]),
             "999.1.1",

@@ -21,7 +21,11 @@ fn library() -> Library {
     resource.extend(region(&[machine_code(100, ZSTD | FAMILY), machine_code(90, ZSTD | EXACT)]));
     Library::named("libgpu.so.1")
         .section(".nv_fatbin", 2, loaded.concat())
-        .section("__nv_relfatbin", 2, region(&[machine_code(90, LZ4), machine_code(80, LZ4)]))
+        .section(
+            "__nv_relfatbin",
+            2,
+            region(&[machine_code(90, LZ4), machine_code(80, LZ4), ptx(80, LZ4, (9, 0))]),
+        )
         .section(".cask_resource", 2, resource)
         .section(".data", 3, region(&[machine_code(75, LZ4)]))
         .section(".rodata", 2, vec![3; 64])
@@ -50,6 +54,7 @@ fn what_other_gpus_need_goes_and_nothing_else() {
         ".nv_fatbin compute_120",
         "__nv_relfatbin sm_90",
         "__nv_relfatbin sm_80",
+        "__nv_relfatbin compute_80",
         ".cask_resource sm_100f",
         ".cask_resource sm_90a",
         ".data sm_75",
@@ -60,13 +65,13 @@ fn what_other_gpus_need_goes_and_nothing_else() {
     let linked = Keep { relocatable: false, ..hopper.clone() };
     let whole = Keep { resources: true, debug: true, ..hopper.clone() };
     for (keep, kept, debug) in [
-        (&hopper, &[2, 3, 4, 7, 10, 11][..], false),
-        (&linked, &[2, 3, 4, 10, 11], false),
-        (&whole, &[2, 3, 4, 7, 9, 10, 11], true),
-        (&keep(&["sm_89"]), &[0, 1, 3, 8, 11], false),
-        (&keep(&["sm_80", "sm_103"]), &[0, 3, 5, 8, 9, 11], false),
-        // All machine code is for other GPUs: what a linker reads has to stay.
-        (&Keep { relocatable: false, ..keep(&["sm_121"]) }, &[3, 6, 11], false),
+        (&hopper, &[2, 3, 4, 7, 9, 11, 12][..], false),
+        (&linked, &[2, 3, 4, 11, 12], false),
+        (&whole, &[2, 3, 4, 7, 9, 10, 11, 12], true),
+        (&keep(&["sm_89"]), &[0, 1, 3, 8, 9, 12], false),
+        (&keep(&["sm_80", "sm_103"]), &[0, 3, 5, 8, 9, 10, 12], false),
+        // All machine code is for other GPUs: what the driver would link stays.
+        (&Keep { relocatable: false, ..keep(&["sm_121"]) }, &[3, 6, 9, 12], false),
     ] {
         let plan = plan("libgpu.so.1", &bytes, keep).unwrap();
         let mut pruned = Vec::new();
