@@ -167,6 +167,9 @@ pub(crate) struct Build {
 pub(crate) struct Inspect {
     /// Folder of an OCI layout, or the manifest of an image that has been built
     pub(crate) image: PathBuf,
+    /// Also tell whether this machine's driver and GPUs can run it, and by which rule; exit code 5 where they cannot
+    #[arg(long)]
+    pub(crate) host: bool,
     /// How to print
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: Format,

@@ -24,7 +24,7 @@ use crate::store::digest_of;
 use crate::tree::{self, Kind, Meta, Owner, Tree};
 use crate::unchanged::Sources;
 use crate::unpacked::{Entries, What};
-use crate::userland::{self, Installed};
+use crate::userland::{Installed, Userland};
 
 /// What an image holds.
 #[derive(Debug, Default)]
@@ -37,8 +37,10 @@ pub(crate) struct Contents {
     pub(crate) labels: BTreeMap<String, String>,
     /// How it differs from what another machine would make.
     pub(crate) differs: Option<String>,
+    /// The first input with packages of a distribution, where there is one.
+    pub(crate) distribution: Option<Name>,
     /// Packages of a distribution.
-    installed: Vec<Installed>,
+    pub(crate) installed: Vec<Installed>,
     /// What it was made from, apart from locked inputs.
     pub(crate) sources: Sources,
 }
@@ -79,16 +81,18 @@ pub(crate) fn gather(gather: &Gather<'_>) -> Result<Contents, Error> {
         gather.manifest.input.iter().filter(|(name, _)| !linked.contains(name)).collect();
     inputs.sort_by_key(|(name, input)| (rate_of_change(input), (*name).clone()));
     let distribution = inputs.iter().find(|(_, input)| matches!(input, Input::Deb { .. }));
+    let distribution = distribution.map(|(name, _)| (*name).clone());
     let tree = if distribution.is_some() { Tree::usr_merged() } else { Tree::default() };
     let mut contents = Contents { tree, ..Contents::default() };
     for (name, input) in &inputs {
         gather.input(name, input, &mut contents)?;
     }
-    if let Some((name, _)) = distribution {
+    if let Some(name) = &distribution {
         merge_usr(name, &mut contents.tree)?;
-        let (installed, store) = (&contents.installed, &gather.workshop.inputs);
-        userland::add(name, gather.manifest, installed, &mut contents.tree, store)?;
+        let store = &gather.workshop.inputs;
+        Userland { input: name, manifest: gather.manifest, store }.add(&mut contents.tree)?;
     }
+    contents.distribution = distribution;
     Ok(contents)
 }
 

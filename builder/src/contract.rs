@@ -18,10 +18,12 @@ mod terms;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use tables::{DriverVersion, InvalidDriver};
+pub(crate) use terms::LABELS;
 pub use terms::{Coverage, Forward, InvalidLabel, Refusal, Rule, Terms, Verdict};
 
 use crate::elf::fatbin::{Compression, Element, Kind};
 use crate::elf::{Component, ComputeCapability, CudaRelease, Report};
+use serde::Serialize;
 use tables::{DRIVERS, TOOLKITS};
 
 /// An ELF file of an image.
@@ -46,6 +48,41 @@ pub struct Contract {
     pub from_driver: BTreeSet<String>,
     /// What nothing in the image gives, in order of path.
     pub faults: Vec<Fault>,
+}
+
+/// A contract in plain text, for people and programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Summary {
+    /// What it asks of a host, in the labels that say so.
+    pub labels: BTreeMap<String, String>,
+    /// Libraries of CUDA by path, with their version and the release of CUDA that they were built with where known.
+    pub components: BTreeMap<String, String>,
+    /// The newest symbol version that is needed, of each kind: `GLIBC_2.27`.
+    pub floors: Vec<String>,
+    /// Libraries that the host's driver gives.
+    pub from_driver: BTreeSet<String>,
+    /// What nothing in the image gives.
+    pub missing: Vec<String>,
+}
+
+impl Contract {
+    /// Puts it in plain text.
+    pub fn summary(&self) -> Summary {
+        let component = |Component { name, version, cuda, .. }: &Component| {
+            let version = version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
+            let cuda = cuda.map(|cuda| format!(" (CUDA {cuda})")).unwrap_or_default();
+            format!("{name}{version}{cuda}")
+        };
+        let dotted = |numbers: &[u32]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(".");
+        Summary {
+            labels: self.terms.labels(),
+            components: self.components.iter().map(|(path, one)| (path.clone(), component(one))).collect(),
+            floors: self.floors.iter().map(|(kind, newest)| format!("{kind}_{}", dotted(newest))).collect(),
+            from_driver: self.from_driver.clone(),
+            missing: self.faults.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
 /// What one file needs and nothing gives.

@@ -12,6 +12,7 @@ use trainyard_spec::{ByteSize, Digest, FormatVersion};
 use crate::contract::{self, Contract, Object};
 use crate::elf::{self, ComputeCapability};
 use crate::input::cuda;
+use crate::loader::Objects;
 use crate::progress::{Event, Progress};
 use crate::prune::{self, Keep};
 use crate::store::{self, Store};
@@ -60,14 +61,15 @@ struct Remembered {
     zeroed: u64,
 }
 
-/// Makes the CUDA libraries of an image smaller, as far as the manifest asks and their licences allow. Returns how many
-/// bytes of each became zeros, by path.
+/// Makes the CUDA libraries of an image smaller, as far as the manifest asks and their licences allow, and reads them
+/// again. Returns how many bytes of each became zeros, by path.
 ///
 /// # Errors
 /// When a library is not understood, or has no code for one of the GPUs.
 pub(crate) fn prune(
     manifest: &ImageManifest,
     tree: &mut Tree,
+    objects: &mut Objects,
     store: &Store,
     progress: Progress<'_>,
 ) -> Result<BTreeMap<String, ByteSize>, Error> {
@@ -90,6 +92,9 @@ pub(crate) fn prune(
         progress(Event::Pruning { file: path.to_owned() });
         let (smaller, bytes) = smaller(path, file, &keep, store)?;
         *file = smaller;
+        if let Some(report) = elf::read(path, &elf::map(&file.source)?)? {
+            objects.insert(path.to_owned(), report);
+        }
         zeroed.insert(format!("/{path}"), ByteSize(bytes));
         Ok::<_, Error>(())
     })?;
@@ -124,18 +129,15 @@ fn capability(gpu: &Gpu) -> ComputeCapability {
     ComputeCapability { major: gpu.capability / 10, minor: gpu.capability % 10 }
 }
 
-/// Reads every ELF file of an image and derives what it asks of a host.
+/// Derives what an image with these ELF files asks of a host.
 ///
 /// # Errors
-/// When one is not understood, or needs what nothing in the image gives.
-pub(crate) fn contract(tree: &Tree) -> Result<Contract, Error> {
-    let mut objects = Vec::new();
-    for (path, _, file) in tree.files() {
-        let bytes = elf::map(&file.source)?;
-        if let Some(report) = elf::read(path, &bytes)? {
-            objects.push(Object { path: format!("/{path}"), report });
-        }
-    }
+/// When one needs what nothing in the image gives.
+pub(crate) fn contract(objects: &Objects) -> Result<Contract, Error> {
+    let objects: Vec<_> = objects
+        .iter()
+        .map(|(path, report)| Object { path: format!("/{path}"), report: report.clone() })
+        .collect();
     let contract = contract::derive(&objects);
     if contract.faults.is_empty() { Ok(contract) } else { Err(Error::Unresolved(contract.faults)) }
 }

@@ -6,23 +6,28 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use trainyard_spec::image::{Compression, ImageManifest};
+use trainyard_spec::image::{Closure, Compression, ImageManifest};
 use trainyard_spec::{ByteSize, Digest, FormatVersion, Name};
 
+use crate::closure::{self, LeftOut};
 use crate::contents::{self, Contents, Gather};
 use crate::input::{self, cargo, link};
 use crate::layer::{self, Layer};
+use crate::loader::{self, Loader, Objects};
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::store::{self, Store};
 use crate::tree::{Conflict, Kind, Owner, Tree};
 use crate::unchanged::{self, Sources};
+use crate::userland::Userland;
 use crate::{gpus, lock, manifest, oci, userland};
 
 /// Label of each library that was made smaller, with its file name behind a dot: how much of it became zeros.
 const PRUNED_LABEL: &str = "trainyard.pruned";
 /// Label of an image that may not be handed on.
 const LOCAL_ONLY_LABEL: &str = "trainyard.local-only";
+/// Where programs are looked for when an image does not say (runc's default).
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Files named when an image is larger than its budget.
 const LARGEST_NAMED: usize = 5;
 
@@ -40,6 +45,9 @@ pub struct Image {
     pub layers: Vec<Layer>,
     /// Whether it was there already.
     pub reused: bool,
+    /// Files that its inputs have and that it does not need, where only what is needed is kept. The largest first.
+    #[serde(default)]
+    pub left_out: Vec<LeftOut>,
     /// Why another machine would build another digest; none where it would not.
     pub not_reproducible: Option<String>,
 }
@@ -97,6 +105,17 @@ pub enum Error {
     /// What no package holds could not be written.
     #[error(transparent)]
     Userland(#[from] userland::Error),
+    /// It cannot be known what is needed.
+    #[error(transparent)]
+    Closure(#[from] closure::Error),
+    /// The program that a container starts is not there.
+    #[error("the entrypoint {program:?} {found}")]
+    Entrypoint {
+        /// The program.
+        program: String,
+        /// What is there instead.
+        found: &'static str,
+    },
     /// The GPU code cannot be read or cut, or something needs what is not there.
     #[error(transparent)]
     Gpus(#[from] gpus::Error),
@@ -132,6 +151,10 @@ impl Error {
             }
             Self::Input(error) => error.hint(),
             Self::Gpus(error) => error.hint().map(str::to_owned),
+            Self::Closure(error) => error.hint().map(str::to_owned),
+            Self::Entrypoint { .. } => {
+                Some("write its absolute path as it is in the image; an input's `into` says where its files go".to_owned())
+            }
             Self::Cargo(error) => error.hint(),
             Self::Link(error) => error.hint().map(str::to_owned),
             Self::Store(error) | Self::Layer(layer::Error::Store(error)) | Self::Layout(oci::Error::Store(error)) => {
@@ -161,6 +184,7 @@ pub(crate) struct Assembled {
     pub(crate) manifest: ImageManifest,
     pub(crate) layers: Vec<Layer>,
     pub(crate) documents: oci::Documents,
+    pub(crate) left_out: Vec<LeftOut>,
     pub(crate) not_reproducible: Option<String>,
     pub(crate) sources: Sources,
 }
@@ -186,7 +210,7 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
     let workshop =
         Workshop { inputs: store.clone(), layers: store.clone(), cargo: settings.cache.join("cargo") };
     let assembled = assemble(manifest, &workshop, settings, progress)?;
-    let Assembled { manifest: described, layers, documents, not_reproducible, sources } = assembled;
+    let Assembled { manifest: described, layers, documents, left_out, not_reproducible, sources } = assembled;
     let digest = documents.digest;
     let layout = settings.cache.join("images").join(digest.hex());
     let _only_one = store.lock(&format!("image-{}", digest.short()))?;
@@ -196,7 +220,7 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
         oci::write(&documents, described.name.as_str(), described.platform, &layers, &store, &staging)?;
         staging.install(&layout)?;
     }
-    let image = Image { name: described.name, digest, layout, layers, reused, not_reproducible };
+    let image = Image { name: described.name, digest, layout, layers, reused, left_out, not_reproducible };
     unchanged::remember(manifest, settings, &image, &sources, started)?;
     progress(Event::Image { digest, reused });
     Ok(image)
@@ -213,14 +237,25 @@ pub(crate) fn assemble(
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let gather = Gather { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
-    let Contents { mut tree, layers: planned, mut labels, differs, sources, .. } = contents::gather(&gather)?;
-    for (path, zeroed) in gpus::prune(&manifest, &mut tree, &workshop.layers, progress)? {
+    let Contents { mut tree, layers: planned, mut labels, differs, distribution, installed, sources } =
+        contents::gather(&gather)?;
+    let mut objects = loader::objects(&tree).map_err(gpus::Error::from)?;
+    let left_out = match &manifest.closure {
+        Some(closure) => keep_needed(&manifest, closure, &mut tree, &mut objects)?,
+        None => Vec::new(),
+    };
+    if let Some(input) = &distribution {
+        let userland = Userland { input, manifest: &manifest, store: &workshop.inputs };
+        userland.record(&installed, &objects, &mut tree)?;
+    }
+    check_entrypoint(&manifest, &tree)?;
+    for (path, zeroed) in gpus::prune(&manifest, &mut tree, &mut objects, &workshop.layers, progress)? {
         labels.insert(
             format!("{PRUNED_LABEL}.{}", path.rsplit('/').next().unwrap_or(&path)),
             zeroed.to_string(),
         );
     }
-    labels.extend(gpus::contract(&tree)?.terms.labels());
+    labels.extend(gpus::contract(&objects)?.terms.labels());
     if manifest.local_only {
         labels.insert(LOCAL_ONLY_LABEL.to_owned(), "true".to_owned());
     }
@@ -239,7 +274,23 @@ pub(crate) fn assemble(
     check_budget(&manifest, &layers, &tree)?;
     labels.extend(differs.clone().map(|differs| (oci::NOT_REPRODUCIBLE.to_owned(), differs)));
     let documents = oci::describe(&manifest, &layers, &labels)?;
-    Ok(Assembled { manifest, layers, documents, not_reproducible: differs, sources })
+    Ok(Assembled { manifest, layers, documents, left_out, not_reproducible: differs, sources })
+}
+
+/// Takes out of an image what it does not need.
+fn keep_needed(
+    manifest: &ImageManifest,
+    closure: &Closure,
+    tree: &mut Tree,
+    objects: &mut Objects,
+) -> Result<Vec<LeftOut>, Error> {
+    let environment = manifest.config.env.get("LD_LIBRARY_PATH").map(String::as_str);
+    let whole = tree.clone();
+    let loader =
+        Loader::new(&whole, objects, manifest.platform, environment).map_err(userland::Error::from)?;
+    let left_out = closure::keep_needed(manifest, closure, tree, &loader)?;
+    objects.retain(|path, _| tree.get(path).is_some());
+    Ok(left_out)
 }
 
 /// A layer in the store, remembered by what is in it.
@@ -274,6 +325,25 @@ fn write_layer(name: &Name, tree: &Tree, compression: Compression, store: &Store
     let bytes = serde_json::to_vec(&remembered).map_err(oci::Error::Json)?;
     store::write_whole(&note, &bytes)?;
     Ok(layer)
+}
+
+/// Refuses an image whose containers could not start.
+fn check_entrypoint(manifest: &ImageManifest, tree: &Tree) -> Result<(), Error> {
+    let Some(program) = manifest.config.entrypoint.first() else { return Ok(()) };
+    let wrong = |found| Err(Error::Entrypoint { program: program.clone(), found });
+    let path = manifest.config.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+    let places: Vec<String> = match program.contains('/') {
+        true if program.starts_with('/') => vec![program.clone()],
+        true => vec![format!("{}/{program}", manifest.config.working_dir)],
+        false => path.split(':').map(|folder| format!("{folder}/{program}")).collect(),
+    };
+    let found = places.iter().find_map(|place| tree.resolve(place)).and_then(|path| tree.get(&path));
+    match found.map(|node| (&node.kind, node.meta.mode & 0o111)) {
+        None => wrong("is not in the image"),
+        Some((Kind::File(_), 0)) => wrong("is not executable"),
+        Some((Kind::File(_), _)) => Ok(()),
+        Some(_) => wrong("is not a file"),
+    }
 }
 
 fn check_budget(manifest: &ImageManifest, layers: &[Layer], whole: &Tree) -> Result<(), Error> {

@@ -5,6 +5,7 @@
 //! way out. Nothing below [`settings`] reads the environment, the clock or a random source, and nothing prints: a
 //! caller gives a [`progress::Progress`].
 
+pub mod closure;
 mod content;
 mod contents;
 pub mod contract;
@@ -19,6 +20,7 @@ pub mod index;
 pub mod input;
 pub mod inspect;
 pub mod layer;
+mod loader;
 pub mod lock;
 pub mod manifest;
 pub mod oci;

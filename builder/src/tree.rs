@@ -204,9 +204,24 @@ impl Tree {
         self.nodes.get(path.trim_start_matches('/'))
     }
 
+    /// Names and paths of what is in a folder, from the first name to the last.
+    pub fn children(&self, folder: &str) -> impl Iterator<Item = (&str, &str)> {
+        let inside = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let start = inside.clone();
+        let below = self.nodes.range(start..).map(|(path, _)| path.as_str());
+        below
+            .map_while(move |path| Some((path.strip_prefix(inside.as_str())?, path)))
+            .filter(|(name, _)| !name.contains('/'))
+    }
+
     /// Where a path of the image leads, through any links, without a leading slash: as the kernel would resolve it. None
     /// where nothing is, or links lead in a circle.
     pub fn resolve(&self, path: &str) -> Option<String> {
+        self.resolve_through(path, |_| {})
+    }
+
+    /// As [`Tree::resolve`], and tells the path of every link on the way.
+    pub fn resolve_through(&self, path: &str, mut through: impl FnMut(&str)) -> Option<String> {
         // As many as Linux follows (path_resolution(7)).
         let mut links = 40;
         let mut at: Vec<String> = Vec::new();
@@ -219,6 +234,7 @@ impl Tree {
             at.push(part);
             let node = self.nodes.get(&at.join("/"))?;
             if let Kind::Symlink(target) = &node.kind {
+                through(&at.join("/"));
                 links -= 1;
                 if links == 0 {
                     return None;

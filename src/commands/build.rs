@@ -4,6 +4,9 @@ use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+use serde_json::json;
+use trainyard_builder::contract::{self, Verdict};
 use trainyard_builder::image::{self, Image};
 use trainyard_builder::inspect::Report;
 use trainyard_builder::progress::{Event, Progress};
@@ -14,6 +17,7 @@ use trainyard_spec::{ByteSize, Exit};
 use super::{print, print_json};
 use crate::cli::{Build, Format, Inspect, Lock, Verify};
 use crate::failure::Failure;
+use crate::host;
 use crate::interrupt::Interrupt;
 use crate::settings::Settings;
 use crate::view::screen::Screen;
@@ -50,9 +54,41 @@ pub(crate) fn build(arguments: &Build) -> Result<Exit, Failure> {
 
 pub(crate) fn inspect(arguments: &Inspect) -> Result<Exit, Failure> {
     let report = inspect::inspect(&oci::Layout::open(&layout(&arguments.image)?)?)?;
+    let verdict = if arguments.host { Some(report.contract.terms.check(&host::read()?)) } else { None };
     match arguments.format {
-        Format::Text => print(&describe(&report)),
-        Format::Json => print_json(&report),
+        Format::Text => print(&describe(&report, verdict.as_ref()))?,
+        Format::Json => {
+            let runs = match &verdict {
+                None => json!({}),
+                Some(verdict) => json!({ "host": on_host(verdict) }),
+            };
+            print_json(&Both { report: &report, runs })?
+        }
+    };
+    let Some(Verdict::Refused(refusals)) = verdict else { return Ok(Exit::Done) };
+    let said: Vec<_> = refusals.iter().map(ToString::to_string).collect();
+    let error = anyhow::anyhow!("this machine cannot run the image: {}", said.join("; "));
+    Err(Failure::new(Exit::Preflight, error).with_hint(refusals.first().map(contract::Refusal::hint)))
+}
+
+/// A report, with more beside it.
+#[derive(Serialize)]
+struct Both<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    #[serde(flatten)]
+    runs: serde_json::Value,
+}
+
+/// A verdict for programs.
+fn on_host(verdict: &Verdict) -> serde_json::Value {
+    match verdict {
+        Verdict::NeedsNoGpu => json!({"runs": true, "rule": "needs no GPU"}),
+        Verdict::Runs(rule) => json!({"runs": true, "rule": rule.to_string()}),
+        Verdict::Refused(refusals) => {
+            let of = |refusal: &contract::Refusal| json!({"why": refusal.to_string(), "fix": refusal.hint()});
+            json!({"runs": false, "refusals": refusals.iter().map(of).collect::<Vec<_>>()})
+        }
     }
 }
 
@@ -137,6 +173,12 @@ pub(super) fn say(screen: &mut Screen, image: &Image) {
     let size = ByteSize(image.size());
     let digest = image.digest.short();
     screen.say("Image", &format!("{} {digest} ({size} compressed, {state})", image.name));
+    if !image.left_out.is_empty() {
+        let size = ByteSize(image.left_out.iter().map(|file| file.size).sum());
+        let largest: Vec<_> = image.left_out.iter().take(3).map(|file| visible(&file.path)).collect();
+        let text = format!("{} files, {size}: {}, ...", image.left_out.len(), largest.join(", "));
+        screen.say("Left out", &text);
+    }
 }
 
 /// The layout that a path names: itself, or the one last built from a manifest.
@@ -189,7 +231,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn describe(report: &Report) -> String {
+fn describe(report: &Report, verdict: Option<&Verdict>) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<12} {}", visible(value));
@@ -205,6 +247,32 @@ fn describe(report: &Report) -> String {
     }
     for (key, value) in &report.labels {
         row("label", &format!("{key}={value}"));
+    }
+    let contract = report.contract.summary();
+    for (path, component) in &contract.components {
+        row("library", &format!("{component}  {path}"));
+    }
+    for (label, value) in &contract.labels {
+        row("asks", &format!("{}={value}", label.trim_start_matches("trainyard.")));
+    }
+    if !contract.floors.is_empty() {
+        row("needs", &contract.floors.join(", "));
+    }
+    let from_driver: Vec<_> = contract.from_driver.iter().map(String::as_str).collect();
+    if !from_driver.is_empty() {
+        row("from driver", &from_driver.join(", "));
+    }
+    for (path, why) in &report.privileged {
+        row("privileged", &format!("{path} ({why})"));
+    }
+    for remark in report.remarks.iter().chain(&contract.missing) {
+        row("remark", remark);
+    }
+    match verdict {
+        Some(Verdict::NeedsNoGpu) => row("this machine", "runs it: it needs no GPU"),
+        Some(Verdict::Runs(rule)) => row("this machine", &format!("runs it: {rule}")),
+        Some(Verdict::Refused(_)) => row("this machine", "cannot run it"),
+        None => {}
     }
     for layer in &report.layers {
         let made = visible(layer.made_by.as_deref().unwrap_or("made by an unnamed tool"));

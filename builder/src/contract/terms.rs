@@ -19,6 +19,8 @@ use super::host::{Gpu, Host};
 use super::tables::{DRIVERS, DriverVersion};
 use crate::elf::{ComputeCapability, CudaRelease};
 
+/// What the names of all labels begin with.
+pub(crate) const LABELS: &str = "trainyard.cuda.";
 const TOOLKIT: &str = "trainyard.cuda.toolkit";
 const DRIVER: &str = "trainyard.cuda.driver";
 const GPUS: &str = "trainyard.cuda.gpus";

@@ -28,6 +28,9 @@ pub use versions::{Component, CudaRelease, InvalidRelease};
 
 use fatbin::GpuCode;
 
+/// What every ELF file begins with.
+pub(crate) const MAGIC: &[u8] = b"\x7fELF";
+
 /// Most entries of one table.
 const MOST_ENTRIES: usize = 1 << 13;
 
@@ -255,7 +258,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Option<Report>, Error> {
 
 /// Segments and sections of an ELF file; `None` where it is none.
 pub(crate) fn layout(name: &str, bytes: &[u8]) -> Result<Option<Layout>, Error> {
-    if !bytes.starts_with(b"\x7fELF") {
+    if !bytes.starts_with(MAGIC) {
         return Ok(None);
     }
     match bytes.get(4) {

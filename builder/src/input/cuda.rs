@@ -31,7 +31,7 @@ const TOOLKIT: &str = "cuda-toolkit";
 /// Most bytes of a release's list of archives.
 const LIST_LIMIT: u64 = 8 << 20;
 /// Folder of the image that the libraries lie in.
-const FOLDER: &str = "usr/local/cuda/lib64";
+pub(crate) const FOLDER: &str = "usr/local/cuda/lib64";
 
 /// What is known of each library.
 const LIBRARIES: &str = include_str!("../../../manifests/cuda/libraries.toml");

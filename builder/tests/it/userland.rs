@@ -1,9 +1,12 @@
 //! Images of a distribution's packages and of files: real packages from the archives that this machine is configured for.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
+use trainyard_builder::closure::Why;
 use trainyard_builder::image::{self, build};
 use trainyard_builder::oci::Layout;
 use trainyard_builder::settings::Settings;
@@ -80,9 +83,166 @@ fn packages_and_files_make_a_root_that_runs() {
         assert!(status.success(), "the loader finds the C library of the image: {status}");
     }
 
+    let real = ldconfig(&rootfs, &[]);
+    assert!(real.contains_key("libc.so.6") && real.contains_key("libm.so.6"), "{real:?}");
+    let written = ldconfig(&rootfs, &["-p"]);
+    assert_eq!(written, real, "the cache is the one that ldconfig would write");
+
     // What is added to the folder, even hidden, makes another image; nothing new makes the same.
     let again = build(&path, &settings, &|_| {}).unwrap();
     assert!(again.reused && again.digest == image.digest);
     std::fs::write(folder.path().join("files/.hidden"), "new").unwrap();
     assert_ne!(build(&path, &settings, &|_| {}).unwrap().digest, image.digest);
+}
+
+/// What the cache of a root lists, name to the file's own path: as it is, or as ldconfig makes it anew.
+fn ldconfig(root: &Path, print: &[&str]) -> BTreeMap<String, PathBuf> {
+    let anew = root.join("cache");
+    let cache = match print {
+        [] => {
+            let made =
+                Command::new("/sbin/ldconfig").arg("-r").arg(root).args(["-X", "-C", "/cache"]).status();
+            assert!(made.unwrap().success());
+            &anew
+        }
+        _ => &root.join("etc/ld.so.cache"),
+    };
+    let listed = Command::new("/sbin/ldconfig").arg("-p").arg("-C").arg(cache).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    if cache == &anew {
+        std::fs::remove_file(&anew).unwrap();
+    }
+    let line = |line: &str| {
+        let (name, path) = line.trim().split_once(" (libc6,x86-64) => /")?;
+        Some((name.to_owned(), root.join(path).canonicalize().unwrap()))
+    };
+    let entries: BTreeMap<_, _> = listed.lines().filter_map(line).collect();
+    assert_eq!(
+        entries.len() + 1,
+        listed.lines().filter(|line| !line.starts_with("Cache gen")).count(),
+        "{listed}"
+    );
+    entries
+}
+
+#[test]
+fn a_closure_keeps_what_is_needed_and_tells_the_rest() {
+    let folder = TempDir::new().unwrap();
+    let inputs = r#"
+[input.userland]
+kind = "deb"
+packages = ["libc6", "libgcc-s1", "libstdc++6", "gcc-12-base"]
+dependencies = false
+[input.own]
+kind = "files"
+path = "own"
+into = "/"
+CLOSURE"#;
+    // A program that needs a library of a folder of its own, which only the cache tells of, and a script of it.
+    let own = folder.path().join("own");
+    for (path, text) in [
+        ("src/answer.c", "int answer(void) { return 42; }"),
+        ("src/program.c", "int answer(void); int main(void) { return answer() - 42; }"),
+        ("own/etc/ld.so.conf.d/own.conf", "# ours\n/opt/own/lib\n"),
+        ("own/opt/own/script", "#!/opt/own/program -x\n"),
+    ] {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    std::fs::create_dir_all(own.join("opt/own/lib")).unwrap();
+    let compiled = |arguments: &[&str]| {
+        let done = Command::new("gcc").current_dir(folder.path()).args(arguments).status();
+        done.is_ok_and(|status| status.success())
+    };
+    if !compiled(&[
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libanswer.so.1",
+        "-o",
+        "own/opt/own/lib/libanswer.so.1.0",
+        "src/answer.c",
+    ]) {
+        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI has gcc");
+        eprintln!("SKIPPED, there is no gcc");
+        return;
+    }
+    std::fs::set_permissions(own.join("opt/own/script"), PermissionsExt::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("libanswer.so.1.0", own.join("opt/own/lib/libanswer.so.1")).unwrap();
+    assert!(compiled(&["-o", "own/opt/own/program", "src/program.c", "own/opt/own/lib/libanswer.so.1"]));
+
+    let settings = Settings::from_environment(folder.path().join("cache")).unwrap();
+    let with = |closure: &str| manifest(folder.path(), &inputs.replace("CLOSURE", closure));
+    let path = with("[closure]\ndlopen = [\"libgcc_s.so.1\"]\nkeep = [\"/usr/share/doc/libc6/changelog*\"]");
+    match lock::lock(&path, &settings, &|_| {}) {
+        Err(lock::Error::Input { source, .. }) if source.is_out_of_reach() => {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must reach an archive: {source}");
+            eprintln!("SKIPPED, no Debian archive has these packages: {source}");
+            return;
+        }
+        locked => drop(locked.unwrap()),
+    }
+    let image = build(&path, &settings, &|_| {}).unwrap();
+    let layout = Layout::open(&image.layout).unwrap();
+    let rootfs = unpack::unpack(&layout, &settings.cache).unwrap();
+    let libraries = "usr/lib/x86_64-linux-gnu";
+    for (path, kept) in [
+        ("libc.so.6", true),
+        ("ld-linux-x86-64.so.2", true),
+        ("libgcc_s.so.1", true),
+        ("libm.so.6", false),
+        ("libstdc++.so.6", false),
+        ("gconv", false),
+    ] {
+        assert_eq!(rootfs.join(libraries).join(path).exists(), kept, "{path}");
+    }
+    for (path, kept) in [
+        ("usr/share/doc/libc6/copyright", true),
+        ("usr/share/doc/libc6/changelog.Debian.gz", true),
+        ("usr/share/doc/libstdc++6", false),
+        ("var/lib/dpkg/status.d/libc6", true),
+        ("var/lib/dpkg/status.d/libstdc++6", false),
+        ("etc/ld.so.cache", true),
+        ("lib64", true),
+        ("sbin", false),
+    ] {
+        assert_eq!(rootfs.join(path).symlink_metadata().is_ok(), kept, "{path}");
+    }
+    let out = |path: &str| image.left_out.iter().find(|one| one.path.ends_with(path)).map(|one| one.why);
+    assert_eq!(out("/libm.so.6"), Some(Why::NotLoaded));
+    assert_eq!(out("/libstdc++6/copyright"), None, "its licence is in gcc-12-base");
+    assert_eq!(out("/gconv-modules"), Some(Why::NotKept));
+    assert!(image.left_out.is_sorted_by(|one, other| one.size >= other.size));
+    assert!(image.left_out[0].owner.starts_with("package "), "{:?}", image.left_out[0]);
+    assert_eq!(ldconfig(&rootfs, &["-p"]), ldconfig(&rootfs, &[]));
+    if rustix::process::getuid().is_root() {
+        for program in ["/opt/own/program", "/opt/own/script", "/usr/bin/program"] {
+            let status = Command::new("chroot").arg(&rootfs).arg(program).status().unwrap();
+            assert!(status.success(), "{program} finds its library through the cache: {status}");
+        }
+    }
+
+    for (closure, said) in [
+        (
+            "dlopen = [\"libgcc_s.so.2\"]",
+            "\"libgcc_s.so.2\", which is in none of the folders that the loader searches; there are libgcc_s.so.1",
+        ),
+        ("keep = [\"/etc/nothing/**\"]", "closure.keep names \"/etc/nothing/**\", which fits nothing"),
+        ("keep = [\"/etc/[\"]", "closure.keep has \"/etc/[\""),
+    ] {
+        let error = build(&with(&format!("[closure]\n{closure}")), &settings, &|_| {}).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    for (program, said) in [
+        ("/usr/bin/none", "is not in the image"),
+        ("/opt/own/lib", "is not a file"),
+        ("/opt/own/script.txt", "is not executable"),
+    ] {
+        std::fs::write(own.join("opt/own/script.txt"), "").unwrap();
+        std::fs::write(&path, text.replace("keep = [\"/etc/[\"]", "").replace("/usr/bin/program", program))
+            .unwrap();
+        let error = build(&path, &settings, &|_| {}).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+    }
 }
