@@ -107,13 +107,14 @@ impl Error {
     }
 }
 
-/// Removes from `tree` what is not needed, and tells what that was, the largest first.
+/// Removes from `tree` what is not needed, `also` being so, and tells what that was, the largest first.
 ///
 /// # Errors
 /// When the manifest keeps or loads what is not there.
 pub(crate) fn keep_needed(
     manifest: &ImageManifest,
     closure: &Closure,
+    also: &[String],
     tree: &mut Tree,
     loader: &Loader<'_>,
 ) -> Result<Vec<LeftOut>, Error> {
@@ -124,6 +125,9 @@ pub(crate) fn keep_needed(
         if node.owner.as_ref().is_some_and(|owner| owner.package.is_none()) {
             needed.path(path);
         }
+    }
+    for path in also {
+        needed.path(path);
     }
     if let Some(program) = manifest.config.entrypoint.first() {
         needed.path(program);

@@ -20,7 +20,7 @@ use crate::store::{self, Store};
 use crate::tree::{Conflict, Kind, Owner, Tree};
 use crate::unchanged::{self, Sources};
 use crate::userland::Userland;
-use crate::{gpus, lock, manifest, oci, userland};
+use crate::{driver, gpus, lock, manifest, oci, userland};
 
 /// Label of each library that was made smaller, with its file name behind a dot: how much of it became zeros.
 const PRUNED_LABEL: &str = "trainyard.pruned";
@@ -105,6 +105,9 @@ pub enum Error {
     /// What no package holds could not be written.
     #[error(transparent)]
     Userland(#[from] userland::Error),
+    /// Libraries of the driver are there that should not be, or the other way round.
+    #[error(transparent)]
+    Driver(#[from] driver::Error),
     /// It cannot be known what is needed.
     #[error(transparent)]
     Closure(#[from] closure::Error),
@@ -151,6 +154,7 @@ impl Error {
             }
             Self::Input(error) => error.hint(),
             Self::Gpus(error) => error.hint().map(str::to_owned),
+            Self::Driver(error) => error.hint().map(str::to_owned),
             Self::Closure(error) => error.hint().map(str::to_owned),
             Self::Entrypoint { .. } => {
                 Some("write its absolute path as it is in the image; an input's `into` says where its files go".to_owned())
@@ -240,8 +244,9 @@ pub(crate) fn assemble(
     let Contents { mut tree, layers: planned, mut labels, differs, distribution, installed, sources } =
         contents::gather(&gather)?;
     let mut objects = loader::objects(&tree).map_err(gpus::Error::from)?;
+    let of_driver = driver::arrange(&manifest, &mut tree, &objects)?;
     let left_out = match &manifest.closure {
-        Some(closure) => keep_needed(&manifest, closure, &mut tree, &mut objects)?,
+        Some(closure) => keep_needed(&manifest, closure, &of_driver, &mut tree, &mut objects)?,
         None => Vec::new(),
     };
     if let Some(input) = &distribution {
@@ -281,6 +286,7 @@ pub(crate) fn assemble(
 fn keep_needed(
     manifest: &ImageManifest,
     closure: &Closure,
+    of_driver: &[String],
     tree: &mut Tree,
     objects: &mut Objects,
 ) -> Result<Vec<LeftOut>, Error> {
@@ -288,7 +294,7 @@ fn keep_needed(
     let whole = tree.clone();
     let loader =
         Loader::new(&whole, objects, manifest.platform, environment).map_err(userland::Error::from)?;
-    let left_out = closure::keep_needed(manifest, closure, tree, &loader)?;
+    let left_out = closure::keep_needed(manifest, closure, of_driver, tree, &loader)?;
     objects.retain(|path, _| tree.get(path).is_some());
     Ok(left_out)
 }

@@ -11,6 +11,7 @@ mod contents;
 pub mod contract;
 pub mod corpus;
 mod decompress;
+pub mod driver;
 pub mod elf;
 pub mod export;
 pub mod gpus;

@@ -41,6 +41,10 @@ pub struct ImageManifest {
     #[serde(default)]
     #[toml(default)]
     pub local_only: bool,
+    /// Where the driver's own libraries come from.
+    #[serde(default)]
+    #[toml(default)]
+    pub driver: DriverMode,
     /// Keeps only what is needed, where it is given.
     pub closure: Option<Closure>,
     /// How a container starts.
@@ -58,6 +62,20 @@ pub enum Compression {
     Gzip,
     /// Smaller and faster; needs tools of 2020 or later.
     Zstd,
+}
+
+/// Where the libraries of the NVIDIA driver, such as `libcuda.so.1`, come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Toml)]
+#[serde(rename_all = "kebab-case")]
+#[toml(Toml, rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum DriverMode {
+    /// From the host, when a container starts (CDI). An image with libraries of a driver is refused.
+    #[default]
+    Cdi,
+    /// From the host, or from a newer `libcuda.so` in the image where the host's driver is too old: the package
+    /// `cuda-compat` of one of the inputs. Only for data-center GPUs, and only with `local-only`.
+    Compat,
 }
 
 /// What stays in an image of which only what is needed is kept: the files of cargo and files inputs, the shared objects
@@ -208,6 +226,10 @@ impl Validate for ImageManifest {
                 let hint = Some("write it like \"/usr/bin\", without . or ..");
                 faults.at(&format!("input.{name}.into"), message, hint);
             }
+        }
+        if self.driver == DriverMode::Compat && !self.local_only {
+            let message = "driver \"compat\" puts libraries of NVIDIA's driver into the image, which may not be handed on";
+            faults.at("driver", message, Some("add local-only = true"));
         }
         if self.config.entrypoint.is_empty() {
             faults.at("config.entrypoint", "the entrypoint is empty", None);

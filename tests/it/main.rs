@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 
 mod command_line;
+mod cuda;
 mod image;
 mod job;
 mod registry;

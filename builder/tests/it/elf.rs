@@ -183,7 +183,7 @@ fn unknown_layouts_are_refused_with_their_place() {
     }
 }
 
-fn with_note(text: &str, owner: &str) -> Vec<u8> {
+pub(crate) fn with_note(text: &str, owner: &str) -> Vec<u8> {
     let mut owner = owner.as_bytes().to_vec();
     owner.push(0);
     let mut note = u32::try_from(owner.len()).unwrap().to_le_bytes().to_vec();

@@ -9,6 +9,7 @@
 mod archives;
 mod contracts;
 mod debian;
+mod drivers;
 mod elf;
 mod elf_files;
 mod exporting;

@@ -111,6 +111,7 @@ fn faults_across_fields() {
     let text = edit(IMAGE, "link = [\"libc\"]", "link = [\"libm\"]");
     let text = edit(&text, "into = \"/usr/bin\"", "into = \"/usr/../bin\"");
     let text = edit(&text, "65532:65532", "0:0");
+    let text = edit(&text, "platform =", "driver = \"compat\"\nplatform =");
     assert_snapshot!(image_faults(&text));
 }
 
