@@ -17,13 +17,14 @@ use crate::image::{Error, Workshop};
 use crate::input::cargo::{self, Compilation, Toolchain};
 use crate::input::cuda::Asked;
 use crate::input::link::Linked;
+use crate::input::oci::{self, Base};
 use crate::input::{cuda, deb};
 use crate::progress::{Event, Progress};
 use crate::settings::{LinkFrom, Settings};
 use crate::store::digest_of;
 use crate::tree::{self, Kind, Meta, Owner, Tree};
 use crate::unchanged::Sources;
-use crate::unpacked::{Entries, What};
+use crate::unpacked::{self, Entries};
 use crate::userland::{Installed, Userland};
 
 /// What an image holds.
@@ -37,7 +38,9 @@ pub(crate) struct Contents {
     pub(crate) labels: BTreeMap<String, String>,
     /// How it differs from what another machine would make.
     pub(crate) differs: Option<String>,
-    /// The first input with packages of a distribution, where there is one.
+    /// The image below, where there is one.
+    pub(crate) base: Option<Base>,
+    /// The input that what belongs to no package lies with, where the image has a distribution's loader.
     pub(crate) distribution: Option<Name>,
     /// Packages of a distribution.
     pub(crate) installed: Vec<Installed>,
@@ -55,6 +58,13 @@ pub(crate) enum Owners {
 }
 
 impl Owners {
+    /// The input that they are of.
+    pub(crate) const fn input(&self) -> &Name {
+        match self {
+            Self::Input(input) | Self::Library(input, _) => input,
+        }
+    }
+
     /// Whether `owner` is one of them.
     pub(crate) fn hold(&self, owner: &Owner) -> bool {
         match self {
@@ -80,11 +90,20 @@ pub(crate) fn gather(gather: &Gather<'_>) -> Result<Contents, Error> {
     let mut inputs: Vec<_> =
         gather.manifest.input.iter().filter(|(name, _)| !linked.contains(name)).collect();
     inputs.sort_by_key(|(name, input)| (rate_of_change(input), (*name).clone()));
-    let distribution = inputs.iter().find(|(_, input)| matches!(input, Input::Deb { .. }));
-    let distribution = distribution.map(|(name, _)| (*name).clone());
-    let tree = if distribution.is_some() { Tree::usr_merged() } else { Tree::default() };
-    let mut contents = Contents { tree, ..Contents::default() };
-    for (name, input) in &inputs {
+    let has =
+        |wanted: fn(&Input) -> bool| inputs.iter().find(|(_, input)| wanted(input)).map(|(name, _)| *name);
+    let base = has(|input| matches!(input, Input::Oci { .. }));
+    let packages = has(|input| matches!(input, Input::Deb { .. }));
+    // Above a base image, the lowest layer of its own takes what is written for all.
+    let lowest = inputs.iter().find(|(name, _)| Some(*name) != base).map(|(name, _)| *name);
+    let distribution = packages.or_else(|| base.and(lowest)).cloned();
+    let mut contents = Contents::default();
+    if let Some(name) = base {
+        gather.base(name, &mut contents)?;
+    } else if distribution.is_some() {
+        contents.tree = Tree::usr_merged();
+    }
+    for (name, input) in inputs.iter().filter(|(name, _)| Some(*name) != base) {
         gather.input(name, input, &mut contents)?;
     }
     if let Some(name) = &distribution {
@@ -98,11 +117,12 @@ pub(crate) fn gather(gather: &Gather<'_>) -> Result<Contents, Error> {
 
 const fn rate_of_change(input: &Input) -> u8 {
     match input {
-        Input::Deb { .. } => 0,
-        Input::Cuda { .. } => 1,
-        Input::Python { .. } => 2,
-        Input::Files { .. } => 3,
-        Input::Cargo { .. } => 4,
+        Input::Oci { .. } => 0,
+        Input::Deb { .. } => 1,
+        Input::Cuda { .. } => 2,
+        Input::Python { .. } => 3,
+        Input::Files { .. } => 4,
+        Input::Cargo { .. } => 5,
     }
 }
 
@@ -111,7 +131,7 @@ fn merge_usr(input: &Name, tree: &mut Tree) -> Result<(), Error> {
     let owner = Owner { input: input.clone(), package: None };
     for folder in MERGED {
         let target = format!("usr/{folder}");
-        if tree.get(&target).is_some() {
+        if tree.get(&target).is_some() && tree.get(folder).is_none() {
             tree.link_root(folder, owner.clone(), &target)?;
         }
     }
@@ -176,40 +196,26 @@ impl Gather<'_> {
         Ok(())
     }
 
+    /// Begins with a base image.
+    fn base(&self, name: &Name, contents: &mut Contents) -> Result<(), Error> {
+        let (Some(Input::Oci { image }), Some(LockedInput::Oci { digest })) =
+            (self.manifest.input.get(name), self.lock.input.get(name))
+        else {
+            return Err(Error::Kind { input: name.clone(), manifest: self.path.to_owned() });
+        };
+        let Workshop { inputs: store, layers, .. } = self.workshop;
+        let (folder, platform) = (self.folder, self.manifest.platform);
+        let asked = oci::Asked { input: name, image, digest, folder, platform, store, layers };
+        let (base, tree) = oci::base(&asked, self.settings, self.progress)?;
+        contents.tree = tree;
+        contents.base = Some(base);
+        Ok(())
+    }
+
     /// Adds a package's entries, whose bodies are in the store.
     fn add(&self, entries: &Entries, owner: &Owner, tree: &mut Tree) -> Result<(), Error> {
-        // Paths of one body: all that are hard links to it, and its own.
-        let linked: BTreeSet<&String> = entries
-            .values()
-            .filter_map(|entry| match &entry.what {
-                What::HardLink { target } => Some(target),
-                _ => None,
-            })
-            .collect();
-        let body = |path: &String| match entries.get(path).map(|entry| &entry.what) {
-            Some(What::File { digest, size }) => Some(tree::File {
-                source: self.workshop.inputs.path(digest),
-                digest: *digest,
-                size: *size,
-                hard_link: linked.contains(path).then(|| format!("{owner} {path}")),
-            }),
-            _ => None,
-        };
-        for (path, entry) in entries {
-            let kind = match &entry.what {
-                What::Folder => Kind::Folder,
-                What::Symlink { target } => Kind::Symlink(target.clone()),
-                What::File { .. } => body(path).map_or(Kind::Folder, Kind::File),
-                What::HardLink { target } => match body(target) {
-                    Some(file) => Kind::File(file),
-                    // A link to a link: it says the same.
-                    None => match entries.get(target).map(|entry| &entry.what) {
-                        Some(What::Symlink { target }) => Kind::Symlink(target.clone()),
-                        _ => continue,
-                    },
-                },
-            };
-            tree.add(path, owner.clone(), entry.meta(), kind)?;
+        for (path, meta, kind) in unpacked::nodes(entries, &owner.to_string(), &self.workshop.inputs) {
+            tree.add(path, owner.clone(), meta, kind)?;
         }
         Ok(())
     }

@@ -241,7 +241,7 @@ pub(crate) fn assemble(
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let gather = Gather { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
-    let Contents { mut tree, layers: planned, mut labels, differs, distribution, installed, sources } =
+    let Contents { mut tree, layers: planned, mut labels, differs, base, distribution, installed, sources } =
         contents::gather(&gather)?;
     let mut objects = loader::objects(&tree).map_err(gpus::Error::from)?;
     let of_driver = driver::arrange(&manifest, &mut tree, &objects)?;
@@ -264,11 +264,20 @@ pub(crate) fn assemble(
     if manifest.local_only {
         labels.insert(LOCAL_ONLY_LABEL.to_owned(), "true".to_owned());
     }
+    // What is written for the whole image lies with its input, whose layers may each be a library's.
+    let written_for_all = |owner: &Owner| {
+        let mut layers = planned.iter().map(|(_, owners)| owners);
+        layers.position(|owners| owners.input() == &owner.input)
+    };
     let place = |owner: &Owner, _: &str| {
-        planned.iter().position(|(_, owners)| owners.hold(owner)).unwrap_or(planned.len())
+        planned
+            .iter()
+            .position(|(_, owners)| owners.hold(owner))
+            .or_else(|| written_for_all(owner))
+            .unwrap_or(planned.len())
     };
     let mut trees = tree.split(place);
-    let mut layers = Vec::new();
+    let mut layers: Vec<Layer> = base.iter().flat_map(|base| base.layers.clone()).collect();
     for (index, (name, _)) in planned.iter().enumerate() {
         // A library that another input has already given is in that one's layer.
         let Some(part) = trees.remove(&index) else { continue };
@@ -278,7 +287,7 @@ pub(crate) fn assemble(
     }
     check_budget(&manifest, &layers, &tree)?;
     labels.extend(differs.clone().map(|differs| (oci::NOT_REPRODUCIBLE.to_owned(), differs)));
-    let documents = oci::describe(&manifest, &layers, &labels)?;
+    let documents = oci::describe(&manifest, base.as_ref(), &layers, &labels)?;
     Ok(Assembled { manifest, layers, documents, left_out, not_reproducible: differs, sources })
 }
 

@@ -11,7 +11,7 @@ use trainyard_spec::lock::Lock;
 use trainyard_spec::{Digest, Faults, FormatVersion, Name, toml};
 
 use crate::input::cuda::Asked;
-use crate::input::{self, cargo, cuda, deb, python};
+use crate::input::{self, cargo, cuda, deb, oci, python};
 use crate::manifest;
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
@@ -126,6 +126,10 @@ pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Res
                 let asked = Asked { version, libraries, from: *from, nccl: nccl.as_deref() };
                 let platform = platform.unwrap_or(Platform::Amd64);
                 cuda::resolve(&asked, platform, &store, settings, progress).map_err(failed)?
+            }
+            Input::Oci { image } => {
+                let platform = platform.unwrap_or(Platform::Amd64);
+                oci::resolve(image, folder, platform, settings, progress).map_err(failed)?
             }
             // They are beside the manifest, as the sources of a cargo input are.
             Input::Files { .. } => continue,

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
 use fs_err::File;
 use oci_spec::image::{
     Arch, Config, ConfigBuilder, Descriptor, DescriptorBuilder, History, HistoryBuilder, ImageConfiguration,
@@ -18,6 +17,8 @@ use serde::Serialize;
 use trainyard_spec::image::{Compression, Platform};
 use trainyard_spec::{Digest, image};
 
+use crate::decompress::decompress;
+use crate::input::oci::{Base, environment};
 use crate::layer::Layer;
 use crate::store::{self, Staging, Store, digest_of};
 
@@ -25,6 +26,10 @@ use crate::store::{self, Staging, Store, digest_of};
 pub const NOT_REPRODUCIBLE: &str = "trainyard.not-reproducible";
 /// Annotation of an image in a layout: its name.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// Labels of an image that has a base (OCI image specification, "Pre-Defined Annotation Keys").
+const BASE_LABEL: &str = "org.opencontainers.image.base";
+/// A layer as Docker's own manifests (schema 2) name it.
+pub(crate) const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 /// The time that an image claims to be from. Any fixed one will do.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 /// Manifests and configurations are small; a larger one is an attack or a mistake.
@@ -82,10 +87,12 @@ pub(crate) struct Documents {
 /// Describes an image of `layers`.
 pub(crate) fn describe(
     manifest: &image::ImageManifest,
+    base: Option<&Base>,
     layers: &[Layer],
     extra_labels: &BTreeMap<String, String>,
 ) -> Result<Documents, Error> {
-    let history = layers.iter().map(|layer| {
+    let below = base.map_or(0, |base| base.layers.len());
+    let history = layers.iter().skip(below).map(|layer| {
         let made = format!("trainyard build: layer {}", layer.name);
         HistoryBuilder::default().created(CREATED).created_by(made).build()
     });
@@ -93,14 +100,20 @@ pub(crate) fn describe(
         .created(CREATED)
         .architecture(Arch::from(manifest.platform.architecture()))
         .os(Os::Linux)
-        .config(config(manifest, extra_labels)?)
+        .config(config(manifest, base, extra_labels)?)
         .rootfs(
             RootFsBuilder::default()
                 .typ("layers")
                 .diff_ids(layers.iter().map(|layer| layer.diff_id.to_string()).collect::<Vec<_>>())
                 .build()?,
         )
-        .history(history.collect::<Result<Vec<History>, _>>()?)
+        .history(
+            base.iter()
+                .flat_map(|base| base.history.clone())
+                .map(Ok)
+                .chain(history)
+                .collect::<Result<Vec<History>, _>>()?,
+        )
         .build()?;
     let configuration = canonical(&configuration)?;
     let manifest = ImageManifestBuilder::default()
@@ -124,16 +137,23 @@ pub(crate) fn describe(
     Ok(Documents { digest: Digest::of(&manifest), manifest, configuration })
 }
 
-fn config(manifest: &image::ImageManifest, extra_labels: &BTreeMap<String, String>) -> Result<Config, Error> {
+fn config(
+    manifest: &image::ImageManifest,
+    base: Option<&Base>,
+    extra_labels: &BTreeMap<String, String>,
+) -> Result<Config, Error> {
     let mut labels =
         BTreeMap::from([("org.opencontainers.image.title".to_owned(), manifest.name.to_string())]);
+    if let Some(base) = base {
+        labels.insert(format!("{BASE_LABEL}.name"), base.image.clone());
+        labels.insert(format!("{BASE_LABEL}.digest"), base.digest.to_string());
+    }
     labels.extend(manifest.config.labels.clone());
     labels.extend(extra_labels.clone());
-    let env: Vec<String> = manifest.config.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     Ok(ConfigBuilder::default()
         .user(manifest.config.user.as_str())
         .entrypoint(manifest.config.entrypoint.clone())
-        .env(env)
+        .env(environment(base, &manifest.config.env))
         .working_dir(manifest.config.working_dir.as_str())
         .labels(hashed(labels))
         .build()?)
@@ -234,6 +254,8 @@ pub struct Layout {
     pub manifest: ImageManifest,
     /// The image configuration.
     pub configuration: ImageConfiguration,
+    /// The bytes of the manifest.
+    raw: Vec<u8>,
 }
 
 impl Layout {
@@ -247,8 +269,14 @@ impl Layout {
             let message = format!("it holds {} images; needed is one", index.manifests().len());
             return Err(wrong(&folder.join("index.json"), message));
         };
+        Self::of(folder, described)
+    }
+
+    fn of(folder: &Path, described: &Descriptor) -> Result<Self, Error> {
         let (path, digest) = place(folder, described)?;
-        let manifest: ImageManifest = document(folder, described)?;
+        let raw = raw(folder, described)?;
+        let manifest: ImageManifest =
+            serde_json::from_slice(&raw).map_err(|error| wrong(&path, error.to_string()))?;
         require_schema(&path, manifest.schema_version())?;
         let configuration: ImageConfiguration = document(folder, manifest.config())?;
         if configuration.rootfs().diff_ids().len() != manifest.layers().len() {
@@ -259,7 +287,62 @@ impl Layout {
             );
             return Err(wrong(folder, message));
         }
-        Ok(Self { folder: folder.to_owned(), digest, manifest, configuration })
+        Ok(Self { folder: folder.to_owned(), digest, manifest, configuration, raw })
+    }
+
+    /// Opens the image for a platform of a layout that holds one image, or an index of images.
+    ///
+    /// # Errors
+    /// When the folder is no such layout, has no image for the platform, or a document is damaged.
+    pub fn open_for(folder: &Path, platform: Platform) -> Result<Self, Error> {
+        let mut index = index(folder)?;
+        if let [described] = index.manifests().as_slice()
+            && *described.media_type() == MediaType::ImageIndex
+        {
+            index = document(folder, described)?;
+        }
+        let fits = |described: &&Descriptor| {
+            described.platform().as_ref().is_none_or(|of| {
+                *of.os() == Os::Linux && *of.architecture() == Arch::from(platform.architecture())
+            })
+        };
+        let fitting: Vec<_> = index.manifests().iter().filter(fits).collect();
+        let [described] = fitting.as_slice() else {
+            let message = format!("it holds {} images for {platform}; needed is one", fitting.len());
+            return Err(wrong(&folder.join("index.json"), message));
+        };
+        Self::of(folder, described)
+    }
+
+    /// Copies the image into the cache that `store` is of, every blob verified.
+    ///
+    /// # Errors
+    /// When a blob is damaged or the cache cannot be written.
+    pub(crate) fn adopt(&self, store: &Store) -> Result<Self, Error> {
+        let target = store.folder("images")?.join(self.digest.hex());
+        let _only_one = store.lock(&format!("image-{}", self.digest.short()))?;
+        if !is_whole(&target) {
+            let mut blobs = Vec::new();
+            for described in self.manifest.layers() {
+                let (path, expected) = place(&self.folder, described)?;
+                let failed = |source| Error::Read { path: path.clone(), source };
+                let mut incoming = store.incoming()?;
+                io::copy(&mut File::open(&path).map_err(failed)?, &mut incoming).map_err(failed)?;
+                let (found, size) = store.keep(incoming)?;
+                if found != expected {
+                    return Err(Error::Damaged { path, expected, found });
+                }
+                require_size(&path, described, size)?;
+                blobs.push(found);
+            }
+            let staging = store.staging()?;
+            let documents = [&self.raw, &raw(&self.folder, self.manifest.config())?];
+            let media_type = self.manifest.media_type().clone().unwrap_or(MediaType::ImageManifest);
+            let described = descriptor(media_type, &self.raw)?;
+            lay_out(described, &documents.map(Vec::as_slice), &blobs, store, &staging)?;
+            staging.install(&target)?;
+        }
+        Self::open(&target)
     }
 
     /// The folder.
@@ -280,12 +363,12 @@ impl Layout {
         }
         require_size(&path, described, size)?;
         let file = io::BufReader::new(File::open(&path).map_err(read)?);
-        Ok(match described.media_type() {
-            MediaType::ImageLayerGzip => Box::new(GzDecoder::new(file)),
-            MediaType::ImageLayer => Box::new(file),
-            MediaType::ImageLayerZstd => Box::new(zstd::Decoder::new(file).map_err(read)?),
+        match described.media_type() {
+            MediaType::ImageLayer | MediaType::ImageLayerGzip | MediaType::ImageLayerZstd => {}
+            MediaType::Other(name) if name == DOCKER_LAYER => {}
             other => return Err(wrong(&path, format!("a layer is {other}; known are tar, gzip and zstd"))),
-        })
+        }
+        decompress(file).map_err(read)
     }
 }
 

@@ -151,6 +151,40 @@ impl Tree {
         Ok(())
     }
 
+    /// Puts something at a path in place of what is there; a folder in place of a folder keeps what is in it. Where links of
+    /// the root lead into /usr, later paths follow them.
+    pub fn overlay(&mut self, path: &str, owner: Owner, meta: Meta, kind: Kind) {
+        for (index, _) in path.match_indices('/') {
+            let folder = Node { owner: None, meta: Meta::mode(FOLDER_MODE), kind: Kind::Folder };
+            let above = self.nodes.entry(path[..index].to_owned()).or_insert_with(|| folder.clone());
+            if above.kind != Kind::Folder {
+                *above = folder;
+            }
+        }
+        if kind != Kind::Folder {
+            self.remove(path);
+        }
+        if path == "lib" {
+            self.usr_merged = matches!(&kind, Kind::Symlink(target) if target.trim_matches('/') == "usr/lib");
+        }
+        self.nodes.insert(path.to_owned(), Node { owner: Some(owner), meta, kind });
+    }
+
+    /// Removes what is at a path, and below it.
+    pub fn remove(&mut self, path: &str) {
+        let inside = format!("{path}/");
+        let below: Vec<_> = self
+            .nodes
+            .range(inside.clone()..)
+            .map(|(path, _)| path.clone())
+            .take_while(|path| path.starts_with(&inside))
+            .collect();
+        self.nodes.remove(path);
+        for path in below {
+            self.nodes.remove(&path);
+        }
+    }
+
     /// Adds a link of the root into /usr, which nothing but a link may lie in the way of.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Two packages with the same file share its blob. A package is a function of its bytes, so what was found is remembered by
 //! its digest. Deliberately left out: where the entries go in an image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use trainyard_spec::{Digest, FormatVersion};
 
 use crate::input::archive::{self, EntryKind, Limits};
 use crate::store::{self, Store};
-use crate::tree::Meta;
+use crate::tree::{self, Kind, Meta};
 
 /// An entry of a package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ impl Entry {
     }
 
     /// Who may do what with it.
-    pub(crate) fn meta(&self) -> Meta {
+    fn meta(&self) -> Meta {
         Meta { mode: self.mode, uid: self.uid, gid: self.gid, xattrs: self.xattrs.clone() }
     }
 }
@@ -145,6 +145,42 @@ pub(crate) struct Wanted<'a> {
 
 /// All of them.
 pub(crate) const ALL: Wanted<'static> = Wanted { name: "all", files: &|_| true };
+
+/// What a tree has in the place of each entry, its body in the store. `whose` names the package among others.
+pub(crate) fn nodes<'a>(
+    entries: &'a Entries,
+    whose: &str,
+    store: &Store,
+) -> impl Iterator<Item = (&'a str, Meta, Kind)> {
+    // Paths of one body: all that are hard links to it, and its own.
+    let target = |entry: &'a Entry| match &entry.what {
+        What::HardLink { target } => Some(target.as_str()),
+        _ => None,
+    };
+    let linked: BTreeSet<&str> = entries.values().filter_map(target).collect();
+    let body = move |path: &str| match entries.get(path).map(|entry| &entry.what) {
+        Some(What::File { digest, size }) => Some(tree::File {
+            source: store.path(digest),
+            digest: *digest,
+            size: *size,
+            hard_link: linked.contains(path).then(|| format!("{whose} {path}")),
+        }),
+        _ => None,
+    };
+    entries.iter().filter_map(move |(path, entry)| {
+        let kind = match &entry.what {
+            What::Folder => Kind::Folder,
+            What::Symlink { target } => Kind::Symlink(target.clone()),
+            What::File { .. } => Kind::File(body(path)?),
+            What::HardLink { target } => match entries.get(target).map(|entry| &entry.what) {
+                // A link to a link: it says the same.
+                Some(What::Symlink { target }) => Kind::Symlink(target.clone()),
+                _ => Kind::File(body(target)?),
+            },
+        };
+        Some((path.as_str(), entry.meta(), kind))
+    })
+}
 
 /// Bytes are verified when they are put into a layer.
 fn is_there(entry: &Entry, store: &Store) -> bool {

@@ -91,7 +91,8 @@ impl Userland<'_> {
     }
 
     fn put(&self, path: &str, bytes: &[u8], tree: &mut Tree) -> Result<(), Error> {
-        if tree.get(path).is_some() {
+        // The loader's cache is that of the whole image, also where a base image has one of its own.
+        if tree.get(path).is_some() && path != loader::CACHE {
             return Ok(());
         }
         let mut incoming = self.store.incoming()?;
@@ -99,6 +100,10 @@ impl Userland<'_> {
         let (digest, size) = self.store.keep(incoming)?;
         let file = File { source: self.store.path(&digest), digest, size, hard_link: None };
         let owner = Owner { input: self.input.clone(), package: None };
-        Ok(tree.add(path, owner, Meta::mode(0o644), Kind::File(file))?)
+        match path {
+            loader::CACHE => tree.overlay(path, owner, Meta::mode(0o644), Kind::File(file)),
+            _ => tree.add(path, owner, Meta::mode(0o644), Kind::File(file))?,
+        }
+        Ok(())
     }
 }

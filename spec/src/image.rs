@@ -227,6 +227,28 @@ impl Validate for ImageManifest {
                 faults.at(&format!("input.{name}.into"), message, hint);
             }
         }
+        let mut bases = self.input.iter().filter(|(_, input)| matches!(input, Input::Oci { .. }));
+        if let (Some((first, _)), second) = (bases.next(), bases.next()) {
+            if let Some((second, _)) = second {
+                let message = format!("inputs {first} and {second} are base images; an image has one");
+                faults.at(&format!("input.{second}.kind"), message, None);
+            }
+            if self.closure.is_some() {
+                let message = "a base image stays whole, so that nothing of it can be left out";
+                faults.at(
+                    "closure",
+                    message,
+                    Some("take packages instead of the base image, or leave closure out"),
+                );
+            }
+            if self.input.len() == 1 {
+                faults.at(
+                    "input",
+                    "a base image alone is no new image",
+                    Some("add an input with programs or files"),
+                );
+            }
+        }
         if self.driver == DriverMode::Compat && !self.local_only {
             let message = "driver \"compat\" puts libraries of NVIDIA's driver into the image, which may not be handed on";
             faults.at("driver", message, Some("add local-only = true"));

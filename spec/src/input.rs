@@ -45,6 +45,12 @@ pub enum Input {
         /// left out.
         nccl: Option<String>,
     },
+    /// A base image, whose layers are the lowest of the image and stay as they are.
+    Oci {
+        /// `host[:port]/name[:tag][@digest]` in a registry; or, beginning with `./`, `../` or `/`, the folder of an OCI layout or
+        /// an oci-archive. The lock pins its digest.
+        image: String,
+    },
     /// A file or folder beside the manifest.
     Files {
         /// Where it is.
@@ -135,16 +141,18 @@ pub enum PythonArtifact {
 }
 
 /// The values of `kind`, in manifests and locks.
-pub(crate) const KINDS: &str = "python, deb, cuda, files, cargo";
+pub(crate) const KINDS: &str = "python, deb, cuda, oci, files, cargo";
 
 impl Input {
     /// Names of other inputs that this one needs.
     pub fn needs(&self) -> BTreeSet<&Name> {
         match self {
             Self::Cargo { link, .. } => link.iter().collect(),
-            Self::Python { .. } | Self::Deb { .. } | Self::Cuda { .. } | Self::Files { .. } => {
-                BTreeSet::new()
-            }
+            Self::Python { .. }
+            | Self::Deb { .. }
+            | Self::Cuda { .. }
+            | Self::Oci { .. }
+            | Self::Files { .. } => BTreeSet::new(),
         }
     }
 
@@ -152,7 +160,7 @@ impl Input {
     pub fn into(&self) -> Option<&str> {
         match self {
             Self::Cargo { into, .. } | Self::Files { into, .. } => Some(into),
-            Self::Python { .. } | Self::Deb { .. } | Self::Cuda { .. } => None,
+            Self::Python { .. } | Self::Deb { .. } | Self::Cuda { .. } | Self::Oci { .. } => None,
         }
     }
 }

@@ -50,6 +50,11 @@ pub enum LockedInput {
         /// The wheels or archives that hold them.
         package: BTreeMap<String, LockedCuda>,
     },
+    /// A base image.
+    Oci {
+        /// Digest of its OCI manifest, by which all that it holds is verified.
+        digest: Digest,
+    },
     /// The toolchain that compiles and links a cargo input. The crates are pinned by the workspace's own `Cargo.lock`,
     /// which cargo is told to follow to the letter.
     Cargo {

@@ -40,6 +40,8 @@ impl Default for Limits {
 pub enum Kind {
     /// A tar archive, compressed in gzip, xz, zstd or not at all.
     Tar,
+    /// A layer of an image: as [`Kind::Tar`], with links that may be absolute.
+    Layer,
     /// A zip archive.
     Zip,
     /// A Debian package, of which the files to install are read.
@@ -165,9 +167,9 @@ pub fn visit(path: &Path, kind: Kind, limits: Limits, visit: Visit<'_>) -> Resul
     let mut reading =
         Reading { archive: path, limits, left: &left, paths: BTreeSet::new(), entries: 0, at: None, visit };
     match kind {
-        Kind::Tar => {
+        Kind::Tar | Kind::Layer => {
             let mut unpacked = decompress(file).map_err(|error| reading.unreadable(error))?;
-            reading.tar(&mut unpacked, false)
+            reading.tar(&mut unpacked, kind == Kind::Layer)
         }
         Kind::Zip => reading.zip(file),
         Kind::Deb => reading.deb(file, "data.tar"),

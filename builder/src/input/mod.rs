@@ -6,9 +6,12 @@ pub(crate) mod cuda;
 pub(crate) mod deb;
 mod fetch;
 pub mod link;
+pub(crate) mod oci;
 pub(crate) mod python;
 
 use crate::index;
+use crate::oci as layout;
+use crate::registry;
 use crate::store;
 use crate::unpacked;
 
@@ -24,6 +27,35 @@ pub enum Error {
     /// It is no archive of its kind, or a hostile one.
     #[error(transparent)]
     Archive(#[from] archive::Error),
+    /// An image in a registry could not be had.
+    #[error(transparent)]
+    Registry(#[from] Box<registry::Error>),
+    /// An image in a folder is unreadable or damaged.
+    #[error(transparent)]
+    Layout(#[from] layout::Error),
+    /// A base image is named in a way that cannot be understood.
+    #[error(transparent)]
+    Reference(#[from] registry::ReferenceError),
+    /// A base image is not the locked one.
+    #[error("the base image {image} is {found} now; locked is {locked}")]
+    BaseDiffers {
+        /// The image.
+        image: String,
+        /// Digest found.
+        found: trainyard_spec::Digest,
+        /// Digest locked.
+        locked: trainyard_spec::Digest,
+    },
+    /// A base image has a layer that cannot stay as it is.
+    #[error("layer {digest} of the base image {image} is {media_type:?}; known are gzip and zstd")]
+    BaseLayer {
+        /// The image.
+        image: String,
+        /// The layer.
+        digest: trainyard_spec::Digest,
+        /// Its media type.
+        media_type: String,
+    },
     /// A CUDA release is not what is asked for.
     #[error("{what}: {message}")]
     Cuda {
@@ -54,6 +86,12 @@ pub enum Error {
     },
 }
 
+impl From<registry::Error> for Error {
+    fn from(error: registry::Error) -> Self {
+        Box::new(error).into()
+    }
+}
+
 impl From<unpacked::Error> for Error {
     fn from(error: unpacked::Error) -> Self {
         match error {
@@ -72,7 +110,19 @@ impl Error {
             Self::Lacks { .. } | Self::ObjectDiffers { .. } => {
                 Some("the lock was not made from this package; make it anew with `trainyard lock`".to_owned())
             }
-            Self::Archive(_) | Self::Cuda { .. } => None,
+            Self::Registry(error) => error.hint(),
+            Self::Reference(error) => Some(format!(
+                "{}, or the path of a layout or archive that begins with ./, ../ or /",
+                error.hint()
+            )),
+            Self::BaseDiffers { .. } => Some(
+                "name the image by the locked digest, or find out why it was replaced before you lock anew"
+                    .to_owned(),
+            ),
+            Self::BaseLayer { .. } => {
+                Some("copy it with compression: skopeo copy --dest-compress ...".to_owned())
+            }
+            Self::Archive(_) | Self::Layout(_) | Self::Cuda { .. } => None,
         }
     }
 
@@ -83,6 +133,11 @@ impl Error {
             Self::Index(error) => error.is_out_of_reach(),
             Self::Store(_)
             | Self::Archive(_)
+            | Self::Registry(_)
+            | Self::Reference(_)
+            | Self::Layout(_)
+            | Self::BaseDiffers { .. }
+            | Self::BaseLayer { .. }
             | Self::Cuda { .. }
             | Self::Lacks { .. }
             | Self::ObjectDiffers { .. } => false,

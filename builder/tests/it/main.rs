@@ -7,6 +7,7 @@
 )]
 
 mod archives;
+mod bases;
 mod contracts;
 mod debian;
 mod drivers;

@@ -222,13 +222,18 @@ impl Layout {
 
     /// Adds an image whose layers each hold one file of these bytes.
     pub(crate) fn image(&self, architecture: &str, files: &[Vec<u8>]) -> Image {
+        let tars: Vec<_> = files.iter().map(|bytes| tar_of(bytes)).collect();
+        self.image_of(architecture, &tars, &json!({"Entrypoint": ["/file"], "User": "65532:65532"}))
+    }
+
+    /// Adds an image of these layers.
+    pub(crate) fn image_of(&self, architecture: &str, tars: &[Vec<u8>], config: &Value) -> Image {
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         let mut digests = Vec::new();
-        for bytes in files {
-            let tar = tar_of(bytes);
-            let gzip = gzip(&tar);
+        for tar in tars {
+            let gzip = gzip(tar);
             let digest = self.blob(&gzip);
-            diff_ids.push(Digest::of(&tar));
+            diff_ids.push(Digest::of(tar));
             digests.push(digest);
             layers.push(json!({
                 "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": digest, "size": gzip.len(),
@@ -238,7 +243,7 @@ impl Layout {
             "application/vnd.oci.image.config.v1+json",
             &json!({
                 "architecture": architecture, "os": "linux", "created": "1970-01-01T00:00:00Z",
-                "config": {"Entrypoint": ["/file"], "User": "65532:65532"},
+                "config": config,
                 "rootfs": {"type": "layers", "diff_ids": diff_ids},
                 "history": diff_ids.iter().map(|_| json!({"created_by": "a test"})).collect::<Vec<_>>(),
             }),
