@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Pull(Pull),
     /// Write an image to one file that other tools load
     Export(Export),
+    /// Print the bill of materials of an image that has been built
+    Sbom(Sbom),
     /// Work with training text
     #[command(subcommand)]
     Data(Data),
@@ -235,6 +237,24 @@ pub(crate) struct Export {
     /// Write to this new file
     #[arg(long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+}
+
+/// A form of a bill of materials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SbomFormat {
+    /// SPDX 2.3 in JSON
+    Spdx,
+    /// CycloneDX 1.6 in JSON
+    Cyclonedx,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Sbom {
+    /// Manifest of an image that has been built, or folder of its OCI layout
+    pub(crate) image: PathBuf,
+    /// Form of the document
+    #[arg(long, value_enum)]
+    pub(crate) format: SbomFormat,
 }
 
 #[derive(Debug, Subcommand)]

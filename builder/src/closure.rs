@@ -16,12 +16,8 @@ use crate::loader::{Loader, Objects};
 use crate::tree::{Kind, Owner, Tree};
 
 /// Files that stay with any file of their package: what its licence asks to be handed on with it.
-const LICENCES: [&str; 4] = [
-    "usr/share/doc/*/copyright",
-    "usr/share/licenses/**",
-    "usr/share/doc/*/LICENSE*",
-    "usr/local/cuda/licenses/**",
-];
+const LICENCES: [&str; 3] =
+    ["usr/share/doc/*/copyright", "usr/share/licenses/**", "usr/share/doc/*/LICENSE*"];
 /// Files by which people and scanners know a distribution.
 const IDENTITY: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
 /// Longest first line of a script (execve(2)).

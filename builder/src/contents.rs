@@ -22,6 +22,7 @@ use crate::input::{cuda, deb};
 use crate::progress::{Event, Progress};
 use crate::settings::{LinkFrom, Settings};
 use crate::store::digest_of;
+use crate::supply::{self, Inventory};
 use crate::tree::{self, Kind, Meta, Owner, Tree};
 use crate::unchanged::Sources;
 use crate::unpacked::{self, Entries};
@@ -44,6 +45,8 @@ pub(crate) struct Contents {
     pub(crate) distribution: Option<Name>,
     /// Packages of a distribution.
     pub(crate) installed: Vec<Installed>,
+    /// Its packages, and those that are linked into its programs.
+    pub(crate) inventory: Inventory,
     /// What it was made from, apart from locked inputs.
     pub(crate) sources: Sources,
 }
@@ -112,6 +115,7 @@ pub(crate) fn gather(gather: &Gather<'_>) -> Result<Contents, Error> {
         Userland { input: name, manifest: gather.manifest, store }.add(&mut contents.tree)?;
     }
     contents.distribution = distribution;
+    contents.inventory.licences(&contents.tree);
     Ok(contents)
 }
 
@@ -157,6 +161,7 @@ impl Gather<'_> {
                 for (package, locked) in package {
                     let (entries, control) =
                         deb::unpack(&locked.file, &self.workshop.inputs, self.settings, self.progress)?;
+                    contents.inventory.deb(package, locked, &control, self.manifest.platform);
                     contents.installed.push(Installed { package: package.clone(), control });
                     let owner = Owner { input: name.clone(), package: Some(package.clone()) };
                     self.add(&entries, &owner, &mut contents.tree)?;
@@ -171,16 +176,19 @@ impl Gather<'_> {
                 let parts =
                     cuda::parts(&asked, package, &self.workshop.inputs, self.settings, self.progress)?;
                 for part in parts {
+                    contents.inventory.cuda(&part, &package[&part.package]);
                     let library = part.library;
                     let owner = Owner { input: name.clone(), package: Some(library.as_str().to_owned()) };
                     self.add(&part.entries, &owner, &mut contents.tree)?;
-                    contents.labels.insert(format!("{LICENCE_LABEL}.{}", library.as_str()), part.licence);
+                    let licence = format!("{} ({})", part.expression, part.rule);
+                    contents.labels.insert(format!("{LICENCE_LABEL}.{}", library.as_str()), licence);
                     let layer = library.as_str().to_lowercase().parse().map_err(|_| kind())?;
                     contents.layers.push((layer, Owners::Library(name.clone(), library)));
                 }
             }
             (Input::Files { path, into }, _) => {
                 self.files(name, &self.folder.join(path), into, contents)?;
+                contents.inventory.files(name);
                 contents.layers.push((name.clone(), Owners::Input(name.clone())));
             }
             (
@@ -207,6 +215,7 @@ impl Gather<'_> {
         let (folder, platform) = (self.folder, self.manifest.platform);
         let asked = oci::Asked { input: name, image, digest, folder, platform, store, layers };
         let (base, tree) = oci::base(&asked, self.settings, self.progress)?;
+        contents.inventory.base(name, image, digest);
         contents.tree = tree;
         contents.base = Some(base);
         Ok(())
@@ -290,6 +299,21 @@ impl Gather<'_> {
             Sources::of(&workspace, paths).map_err(|source| Error::Read { path: target.clone(), source })?;
         contents.sources.packages.extend(read.packages);
         contents.sources.files.extend(read.files);
+        let lock_path = workspace.join("Cargo.lock");
+        let cargo_lock = fs_err::read_to_string(&lock_path)
+            .map_err(|source| Error::Read { path: lock_path.clone(), source })?;
+        contents.inventory.programs(
+            input,
+            &supply::Programs {
+                workspace: programs.workspace,
+                tree: &cargo::tree(&workspace, programs.packages, tools)?,
+                cargo_lock: &cargo_lock,
+                // Others are linked where the host's own are.
+                linked: if linked.differs.is_none() { self.objects(programs.link) } else { Vec::new() },
+                rustc: programs.rustc,
+                commit: programs.commit,
+            },
+        );
         contents.differs = contents.differs.take().or(linked.differs);
         let owner = Owner { input: input.clone(), package: None };
         for binary in binaries {
@@ -298,6 +322,15 @@ impl Gather<'_> {
             contents.tree.add(&path, owner.clone(), Meta::mode(0o755), kind)?;
         }
         Ok(())
+    }
+
+    /// Locked packages of which objects are linked.
+    fn objects(&self, names: &[Name]) -> Vec<(&String, &LockedDeb)> {
+        let locked = names.iter().filter_map(|name| match self.lock.input.get(name) {
+            Some(LockedInput::Deb { package }) => Some(package),
+            _ => None,
+        });
+        locked.flatten().filter(|(_, locked)| !locked.objects.is_empty()).collect()
     }
 
     /// What is linked: the locked packages, or what the host has where these are out of reach.

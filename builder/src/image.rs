@@ -17,6 +17,7 @@ use crate::loader::{self, Loader, Objects};
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::store::{self, Store};
+use crate::supply::{self, Facts, Made};
 use crate::tree::{Conflict, Kind, Owner, Tree};
 use crate::unchanged::{self, Sources};
 use crate::userland::Userland;
@@ -128,6 +129,9 @@ pub enum Error {
     /// The layout could not be written.
     #[error(transparent)]
     Layout(#[from] oci::Error),
+    /// What it is made of could not be written down.
+    #[error(transparent)]
+    Facts(#[from] supply::Error),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
@@ -161,6 +165,7 @@ impl Error {
             }
             Self::Cargo(error) => error.hint(),
             Self::Link(error) => error.hint().map(str::to_owned),
+            Self::Facts(error) => error.hint().map(str::to_owned),
             Self::Store(error) | Self::Layer(layer::Error::Store(error)) | Self::Layout(oci::Error::Store(error)) => {
                 error.hint().map(str::to_owned)
             }
@@ -191,6 +196,7 @@ pub(crate) struct Assembled {
     pub(crate) left_out: Vec<LeftOut>,
     pub(crate) not_reproducible: Option<String>,
     pub(crate) sources: Sources,
+    pub(crate) facts: Facts,
 }
 
 /// Builds the image of a manifest into the cache, or finds it there.
@@ -201,6 +207,8 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
     let store = Store::new(&settings.cache);
     if let Some(image) = unchanged::image(manifest, settings)
         && oci::is_whole(&image.layout)
+        // An image of an older Trainyard may have none.
+        && Facts::read(&image.digest, &settings.cache).is_ok()
     {
         // It may have been linked differently than the lock says, which has to be said each time.
         if let Some(reason) = &image.not_reproducible {
@@ -214,7 +222,8 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
     let workshop =
         Workshop { inputs: store.clone(), layers: store.clone(), cargo: settings.cache.join("cargo") };
     let assembled = assemble(manifest, &workshop, settings, progress)?;
-    let Assembled { manifest: described, layers, documents, left_out, not_reproducible, sources } = assembled;
+    let Assembled { manifest: described, layers, documents, left_out, not_reproducible, sources, facts } =
+        assembled;
     let digest = documents.digest;
     let layout = settings.cache.join("images").join(digest.hex());
     let _only_one = store.lock(&format!("image-{}", digest.short()))?;
@@ -224,6 +233,7 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
         oci::write(&documents, described.name.as_str(), described.platform, &layers, &store, &staging)?;
         staging.install(&layout)?;
     }
+    facts.write(&settings.cache)?;
     let image = Image { name: described.name, digest, layout, layers, reused, left_out, not_reproducible };
     unchanged::remember(manifest, settings, &image, &sources, started)?;
     progress(Event::Image { digest, reused });
@@ -241,8 +251,17 @@ pub(crate) fn assemble(
     let lock = lock::read(path, &manifest.input)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let gather = Gather { path, folder, manifest: &manifest, lock: &lock, workshop, settings, progress };
-    let Contents { mut tree, layers: planned, mut labels, differs, base, distribution, installed, sources } =
-        contents::gather(&gather)?;
+    let Contents {
+        mut tree,
+        layers: planned,
+        mut labels,
+        differs,
+        base,
+        distribution,
+        installed,
+        inventory,
+        sources,
+    } = contents::gather(&gather)?;
     let mut objects = loader::objects(&tree).map_err(gpus::Error::from)?;
     let of_driver = driver::arrange(&manifest, &mut tree, &objects)?;
     let left_out = match &manifest.closure {
@@ -288,7 +307,15 @@ pub(crate) fn assemble(
     check_budget(&manifest, &layers, &tree)?;
     labels.extend(differs.clone().map(|differs| (oci::NOT_REPRODUCIBLE.to_owned(), differs)));
     let documents = oci::describe(&manifest, base.as_ref(), &layers, &labels)?;
-    Ok(Assembled { manifest, layers, documents, left_out, not_reproducible: differs, sources })
+    let made = Made {
+        image: documents.digest,
+        manifest: &manifest,
+        lock: &lock,
+        tree: &tree,
+        not_reproducible: differs.clone(),
+    };
+    let facts = Facts::of(made, inventory, &workshop.inputs)?;
+    Ok(Assembled { manifest, layers, documents, left_out, not_reproducible: differs, sources, facts })
 }
 
 /// Takes out of an image what it does not need.

@@ -30,6 +30,7 @@ pub mod prune;
 pub mod registry;
 pub mod settings;
 pub mod store;
+pub mod supply;
 pub mod tree;
 mod unchanged;
 pub mod unpack;

@@ -6,6 +6,7 @@ mod data;
 mod jobs;
 mod launch;
 mod registry;
+mod supply;
 
 use std::io::Write;
 
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Push(arguments) => registry::push(&arguments),
         Command::Pull(arguments) => registry::pull(&arguments),
         Command::Export(arguments) => registry::export(&arguments),
+        Command::Sbom(arguments) => supply::sbom(&arguments),
         Command::Data(Data::Prepare(arguments)) => data::prepare(&arguments),
         Command::Completions(arguments) => completions::completions(&arguments),
         Command::Man(arguments) => completions::man(&arguments),

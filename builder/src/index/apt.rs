@@ -222,12 +222,12 @@ fn listed(paragraph: &BTreeMap<String, String>) -> Option<Listed> {
 }
 
 /// The paragraphs of a deb822 file as fields by lower-case name. Continuation lines are joined with newlines.
-struct Paragraphs<R> {
+pub(crate) struct Paragraphs<R> {
     lines: std::io::Lines<R>,
 }
 
 impl<R: BufRead> Paragraphs<R> {
-    fn new(reader: R) -> Self {
+    pub(crate) fn new(reader: R) -> Self {
         Self { lines: reader.lines() }
     }
 }

@@ -253,6 +253,21 @@ pub(crate) fn compile(
     run(command, workspace, packages, progress)
 }
 
+/// The crates that are linked into the binaries of `packages`, one a line after its depth: `2name v1.0.0 (SOURCE)`, a tab,
+/// and the licence that it declares. Features are those of the compilation, and everything has been fetched for it.
+///
+/// # Errors
+/// When cargo cannot be run or fails.
+pub(crate) fn tree(workspace: &Path, packages: &[String], tools: &Tools) -> Result<String, Error> {
+    let fixed = "tree --locked --offline --edges normal,no-proc-macro --prefix depth --color never --target";
+    let mut arguments: Vec<&str> = fixed.split(' ').collect();
+    arguments.extend([TARGET, "--format", "{p}\t{l}"]);
+    for package in packages {
+        arguments.extend(["--package", package]);
+    }
+    ask("cargo", &arguments, workspace, tools)
+}
+
 /// The tools' PATH with the folder of the linker before it.
 fn path_with(folder: &Path, tools: &Tools) -> OsString {
     let mut path = OsString::from(folder);

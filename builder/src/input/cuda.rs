@@ -310,8 +310,14 @@ pub(crate) struct Part {
     pub(crate) library: CudaLibrary,
     /// What goes where, by path in the image.
     pub(crate) entries: Entries,
-    /// SPDX licence expression of its files, and what it allows.
-    pub(crate) licence: String,
+    /// The locked package that it was taken from.
+    pub(crate) package: String,
+    /// Libraries that it loads itself.
+    pub(crate) needs: Vec<CudaLibrary>,
+    /// SPDX licence expression of its files.
+    pub(crate) expression: String,
+    /// What the licence allows.
+    pub(crate) rule: String,
 }
 
 /// The libraries of a locked input, one after the other.
@@ -355,8 +361,8 @@ pub(crate) fn parts(
                 placed.insert(format!("{FOLDER}/{link}"), Entry::plain(0o777, what));
             }
         }
-        let licence = format!("{} ({})", known.licence, known.rule);
-        parts.push(Part { library, entries: placed, licence });
+        let Known { needs, licence: expression, rule, .. } = known;
+        parts.push(Part { library, entries: placed, package: package.clone(), needs, expression, rule });
     }
     Ok(parts)
 }

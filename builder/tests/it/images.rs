@@ -111,16 +111,16 @@ fn settings(cache: PathBuf) -> Settings {
 
 fn quiet(_: Event) {}
 
-struct Fixture {
+pub(crate) struct Fixture {
     _folder: TempDir,
     manifest: PathBuf,
-    settings: Settings,
-    image: Image,
+    pub(crate) settings: Settings,
+    pub(crate) image: Image,
     compiled: usize,
 }
 
 /// One image for all tests that only look at it.
-fn fixture() -> &'static Fixture {
+pub(crate) fn fixture() -> &'static Fixture {
     static FIXTURE: OnceLock<Fixture> = OnceLock::new();
     FIXTURE.get_or_init(|| {
         let folder = TempDir::new().unwrap();

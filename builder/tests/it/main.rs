@@ -23,6 +23,7 @@ mod pruning;
 mod registry;
 mod room;
 mod server;
+mod supply;
 mod unpacking;
 mod userland;
 mod wheels;

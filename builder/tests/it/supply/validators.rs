@@ -1,0 +1,89 @@
+//! The formats' own tools, installed once into a folder of the tests from the index that pip is configured for.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The packages, and a mark of this set in the folder's name.
+const PACKAGES: [&str; 3] =
+    ["spdx-tools==0.8.5", "cyclonedx-python-lib[json-validation]==11.12.0", "securesystemslib==1.6.0"];
+
+const CYCLONEDX: &str = r#"
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+found = JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read())
+if found:
+    sys.exit(str(found)[:2000])
+"#;
+
+/// Validators of documents.
+pub(crate) struct Validators {
+    folder: PathBuf,
+}
+
+impl Validators {
+    /// None where there is no Python, or pip reaches no index; not so in CI.
+    pub(crate) fn get() -> Option<Self> {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("validators-1");
+        let gate = File::create(folder.with_extension("lock")).unwrap();
+        gate.lock().unwrap();
+        let done = folder.join("done");
+        if done.exists() {
+            return Some(Self { folder });
+        }
+        let _ = std::fs::remove_dir_all(&folder);
+        let run = |program: &Path, arguments: &[&str]| {
+            let output = Command::new(program).args(arguments).output().map_err(|error| error.to_string())?;
+            if output.status.success() {
+                Ok(())
+            } else {
+                Err(String::from_utf8_lossy(&output.stderr).into_owned())
+            }
+        };
+        let made = run(Path::new("python3"), &["-m", "venv", folder.to_str().unwrap()]).and_then(|()| {
+            run(&folder.join("bin/pip"), &[&["install", "--quiet", "--no-input"], &PACKAGES[..]].concat())
+        });
+        match made {
+            Ok(()) => std::fs::write(done, "").unwrap(),
+            Err(error) => {
+                assert_ne!(
+                    std::env::var("CI").as_deref(),
+                    Ok("true"),
+                    "CI must have the validators: {error}"
+                );
+                eprintln!("SKIPPED, the validators cannot be installed: {error}");
+                return None;
+            }
+        }
+        Some(Self { folder })
+    }
+
+    fn python(&self, script: &str, document: &[u8], name: &str) -> Result<(), String> {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join(name);
+        std::fs::write(&path, document).unwrap();
+        told(&Command::new(self.folder.join("bin/python")).args(["-c", script]).arg(&path).output().unwrap())
+    }
+
+    /// The word of the SPDX project's `pyspdxtools`.
+    pub(crate) fn spdx(&self, document: &[u8]) -> Result<(), String> {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("image.spdx.json");
+        std::fs::write(&path, document).unwrap();
+        told(&Command::new(self.folder.join("bin/pyspdxtools")).arg("-i").arg(&path).output().unwrap())
+    }
+
+    /// The word of the CycloneDX project's own schema, in its strict form.
+    pub(crate) fn cyclonedx(&self, document: &[u8]) -> Result<(), String> {
+        self.python(CYCLONEDX, document, "image.cdx.json")
+    }
+}
+
+fn told(output: &Output) -> Result<(), String> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).chars().take(3000).collect::<String>();
+    Err(format!("{}{said}", String::from_utf8_lossy(&output.stdout)))
+}
