@@ -192,12 +192,17 @@ impl Toolchain {
     }
 }
 
+/// The compiler itself, over what a configuration file of cargo's says.
+const OVER_CONFIGURATION: [(&str, &str); 3] =
+    [("RUSTC", "rustc"), ("RUSTC_WRAPPER", ""), ("RUSTC_WORKSPACE_WRAPPER", "")];
+
 fn ask(program: &'static str, arguments: &[&str], folder: &Path, tools: &Tools) -> Result<String, Error> {
     let output = Command::new(program)
         .args(arguments)
         .current_dir(folder)
         .env_clear()
         .envs(tools)
+        .envs(OVER_CONFIGURATION)
         .output()
         .map_err(|source| Error::Start { program, folder: folder.to_owned(), source })?;
     if !output.status.success() {
@@ -241,10 +246,7 @@ pub(crate) fn compile(
         // Set whole, so that neither RUSTFLAGS nor a configuration file adds any.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace, toolchain, &sources))
         .env("PATH", path)
-        // Over what a configuration file says.
-        .env("RUSTC", "rustc")
-        .env("RUSTC_WRAPPER", "")
-        .env("RUSTC_WORKSPACE_WRAPPER", "")
+        .envs(OVER_CONFIGURATION)
         .env("CC", C_COMPILER)
         .env("CXX", C_COMPILER)
         .env("LC_ALL", "C")
