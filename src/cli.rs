@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Export(Export),
     /// Print the bill of materials of an image that has been built
     Sbom(Sbom),
+    /// Print how an image was built, as a statement with SLSA provenance
+    Provenance(Provenance),
     /// Work with training text
     #[command(subcommand)]
     Data(Data),
@@ -255,6 +257,12 @@ pub(crate) struct Sbom {
     /// Form of the document
     #[arg(long, value_enum)]
     pub(crate) format: SbomFormat,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Provenance {
+    /// Manifest of an image that has been built, or folder of its OCI layout
+    pub(crate) image: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -134,6 +134,11 @@ failures! {
         trainyard_builder::supply::Error::Unknown { .. } => Exit::Usage,
         _ => Exit::Input,
     }, |error| error.hint().map(str::to_owned);
+    trainyard_builder::supply::redistribution::Error => |error| match error {
+        trainyard_builder::supply::redistribution::Error::LocalOnly { .. }
+        | trainyard_builder::supply::redistribution::Error::Files { .. } => Exit::Invalid,
+        _ => Exit::Input,
+    }, |error| error.hint().map(str::to_owned);
     trainyard_builder::manifest::Error => manifest_exit, |_| None;
     trainyard_trainer::data::prepare::PrepareError => prepare_exit, |error| match error {
         trainyard_trainer::data::prepare::PrepareError::NotAFile { .. } => Some("write what the pipe holds to a file first".to_owned()),

@@ -24,9 +24,9 @@ use crate::userland::Userland;
 use crate::{driver, gpus, lock, manifest, oci, userland};
 
 /// Label of each library that was made smaller, with its file name behind a dot: how much of it became zeros.
-const PRUNED_LABEL: &str = "trainyard.pruned";
+pub(crate) const PRUNED_LABEL: &str = "trainyard.pruned";
 /// Label of an image that may not be handed on.
-const LOCAL_ONLY_LABEL: &str = "trainyard.local-only";
+pub(crate) const LOCAL_ONLY_LABEL: &str = "trainyard.local-only";
 /// Where programs are looked for when an image does not say (runc's default).
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Files named when an image is larger than its budget.

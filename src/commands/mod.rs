@@ -32,6 +32,7 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Pull(arguments) => registry::pull(&arguments),
         Command::Export(arguments) => registry::export(&arguments),
         Command::Sbom(arguments) => supply::sbom(&arguments),
+        Command::Provenance(arguments) => supply::provenance(&arguments),
         Command::Data(Data::Prepare(arguments)) => data::prepare(&arguments),
         Command::Completions(arguments) => completions::completions(&arguments),
         Command::Man(arguments) => completions::man(&arguments),

@@ -2,8 +2,10 @@
 
 use trainyard_builder::export::{self, Format as FileFormat};
 use trainyard_builder::registry::{Options, Reference, Repository};
+use trainyard_builder::store::Store;
+use trainyard_builder::supply::{self, Facts, redistribution};
 use trainyard_spec::image::Platform;
-use trainyard_spec::{ByteSize, Exit};
+use trainyard_spec::{ByteSize, Digest, Exit};
 
 use super::build::{copy, layout, new_folder, settings, showing};
 use super::{print, print_json};
@@ -20,13 +22,31 @@ pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
     let image = layout(&arguments.image)?;
     let options = Options { plain_http: arguments.plain_http, ..Options::default() };
     let mut screen = Screen::new();
+    // Before anything is sent.
+    let facts = |digest: &Digest| Facts::read(digest, &settings.cache).ok();
+    redistribution::check(&image, &Store::new(&settings.cache), facts)?;
+    let mut repository = None;
     let pushed = showing(&mut screen, |progress| {
-        Repository::connect(&reference, &settings, options, progress)?.push(&image, progress)
+        let connected = Repository::connect(&reference, &settings, options, progress)?;
+        repository.insert(connected).push(&image, progress)
     })?;
     let had = pushed.present + pushed.mounted;
     let sent = ByteSize(pushed.sent);
     screen
         .say("Pushed", &format!("{reference} ({sent} in {} blobs sent, {had} were there)", pushed.uploaded));
+    match (facts(&pushed.digest), &repository) {
+        (Some(facts), Some(repository)) => {
+            let documents = supply::documents(&facts)?;
+            let attached = showing(&mut screen, |progress| {
+                documents
+                    .iter()
+                    .try_for_each(|one| repository.attach(&pushed.digest, one, progress).map(drop))
+            });
+            attached?;
+            screen.say("Attached", "bills of materials (SPDX, CycloneDX) and provenance");
+        }
+        _ => screen.warn("nothing is attached: what the image is made of is known only where it was built"),
+    }
     match arguments.format {
         Format::Text => print(&format!("{}\n", pushed.named(&reference))),
         Format::Json => print_json(&pushed),

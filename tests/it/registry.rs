@@ -15,6 +15,10 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// A layout of an image with one empty layer.
 fn layout(folder: &Path) -> (PathBuf, Digest) {
+    labelled(folder, &json!({}))
+}
+
+fn labelled(folder: &Path, labels: &Value) -> (PathBuf, Digest) {
     let folder = folder.join("layout");
     let blobs = folder.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
@@ -26,7 +30,7 @@ fn layout(folder: &Path) -> (PathBuf, Digest) {
     let tar = [0; 1024];
     let layer = described("application/vnd.oci.image.layer.v1.tar", &tar);
     let config = json!({
-        "architecture": "amd64", "os": "linux", "config": {},
+        "architecture": "amd64", "os": "linux", "config": {"Labels": labels},
         "rootfs": {"type": "layers", "diff_ids": [Digest::of(&tar)]},
     });
     let config = described("application/vnd.oci.image.config.v1+json", config.to_string().as_bytes());
@@ -131,6 +135,23 @@ fn an_image_is_pushed_pulled_and_exported() {
 }
 
 #[test]
+fn an_image_that_must_not_be_handed_on_is_not_pushed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (layout, _) = labelled(folder.path(), &json!({"trainyard.local-only": "true"}));
+    // Nobody listens there: it is refused before anything is sent.
+    let nobody = format!("127.0.0.1:{}/a", free_port());
+    let pushed = run(&mut own(folder.path(), &["push", layout.to_str().unwrap(), &nobody]));
+    assert_eq!(pushed.code, Some(3), "{}", pushed.err);
+    assert!(pushed.err.contains("local-only") && pushed.err.contains("hint: "), "{}", pushed.err);
+    for arguments in [&["provenance"][..], &["sbom", "--format", "spdx"], &["sbom", "--format", "cyclonedx"]]
+    {
+        let said = run(&mut own(folder.path(), &[arguments, &[layout.to_str().unwrap()]].concat()));
+        assert_eq!(said.code, Some(2), "{}", said.err);
+        assert!(said.err.contains("is not known here") && said.err.contains("hint: "), "{}", said.err);
+    }
+}
+
+#[test]
 fn what_cannot_be_pushed_or_pulled_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let (layout, _) = layout(folder.path());
@@ -142,7 +163,7 @@ fn what_cannot_be_pushed_or_pulled_says_why() {
         (&["pull", "library/ubuntu:24.04", "--output", &output], 2, "no registry host"),
         (&["pull", "https://h.x/a", "--output", &output], 2, "no scheme"),
         (&["push", "no-such-image", &nobody], 2, "neither a folder nor a manifest"),
-        (&["push", "src", &nobody], 4, "could not be read"),
+        (&["push", "src", &nobody], 4, "no index.json"),
         (&["push", layout, &nobody], 4, "127.0.0.1"),
         (&["pull", &nobody, "--output", &output], 4, "127.0.0.1"),
         (&["export", "src", "--format", "oci-archive", "--output", &output], 4, "no index.json"),

@@ -25,8 +25,12 @@ pub fn write(facts: &Facts) -> Result<Vec<u8>, Error> {
         &facts.image.to_string(),
         &[("arch", platform.architecture()), ("os", "linux")],
     );
-    let in_image = facts.packages.keys().filter(|id| facts.files_of(id).next().is_some());
-    let mut dependencies = vec![json!({"ref": image, "dependsOn": in_image.collect::<Vec<_>>()})];
+    let in_image = facts
+        .packages
+        .iter()
+        .filter(|(id, package)| package.kind == Kind::Base || facts.files_of(id).next().is_some());
+    let in_image: Vec<_> = in_image.map(|(id, _)| id).collect();
+    let mut dependencies = vec![json!({"ref": image, "dependsOn": in_image})];
     for (id, package) in &facts.packages {
         let needs: Vec<_> = package.needs.union(&package.linked).collect();
         dependencies.push(json!({"ref": id, "dependsOn": needs}));
@@ -132,6 +136,7 @@ fn licences(expression: &str, facts: &Facts) -> Value {
 const fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Deb | Kind::Cuda | Kind::Crate | Kind::StandardLibrary => "library",
+        Kind::Base => "container",
         Kind::Input => "application",
     }
 }

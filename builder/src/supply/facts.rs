@@ -56,6 +56,8 @@ pub enum Kind {
     Crate,
     /// Rust's standard library, which is linked into each of them.
     StandardLibrary,
+    /// An image that this one is built on.
+    Base,
     /// What an input of the manifest brings that is in no package: programs, files, and what was written for it.
     Input,
 }

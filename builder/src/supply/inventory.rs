@@ -64,7 +64,7 @@ impl Inventory {
         let package = Package {
             version: Some(digest.to_string()),
             purl: Some(purl("oci", None, name, &digest.to_string(), &[])),
-            ..package(Kind::Input, input.as_str(), None)
+            ..package(Kind::Base, name, None)
         };
         self.packages.insert(input_id(input), package);
     }

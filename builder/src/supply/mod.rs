@@ -10,16 +10,47 @@ pub mod cyclonedx;
 mod debian;
 mod facts;
 mod inventory;
+pub mod provenance;
+pub mod redistribution;
 pub mod spdx;
 
 pub(crate) use facts::Made;
 pub use facts::{Archive, Error, Facts, File, Kind, Package};
 pub(crate) use inventory::{Inventory, Programs};
 
+use std::collections::BTreeMap;
+
 use trainyard_spec::Digest;
+
+use crate::registry::Artifact;
 
 /// The time that documents claim to be from. Any fixed one will do.
 const CREATED: &str = "1970-01-01T00:00:00Z";
+
+/// Annotation of an attached statement: what its predicate is.
+const PREDICATE_ANNOTATION: &str = "in-toto.io/predicate-type";
+
+/// The documents that are attached to an image in a registry: both bills of materials, and the provenance.
+///
+/// # Errors
+/// When one has no canonical form.
+pub fn documents(facts: &Facts) -> Result<Vec<Artifact>, Error> {
+    let attached = |kind: &str, bytes| Artifact {
+        artifact_type: kind.to_owned(),
+        media_type: kind.to_owned(),
+        bytes,
+        annotations: BTreeMap::new(),
+    };
+    let annotation = (PREDICATE_ANNOTATION.to_owned(), provenance::PREDICATE_TYPE.to_owned());
+    Ok(vec![
+        attached(spdx::MEDIA_TYPE, spdx::write(facts)?),
+        attached(cyclonedx::MEDIA_TYPE, cyclonedx::write(facts)?),
+        Artifact {
+            annotations: [annotation].into(),
+            ..attached(provenance::MEDIA_TYPE, provenance::write(facts)?)
+        },
+    ])
+}
 
 /// A UUID made from content: version 8 of RFC 9562, whose bits are the maker's own.
 fn uuid(content: &[u8]) -> String {

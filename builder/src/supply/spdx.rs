@@ -28,7 +28,7 @@ pub fn write(facts: &Facts) -> Result<Vec<u8>, Error> {
         let reference = reference("Package", id);
         let files: Vec<_> = facts.files_of(id).collect();
         packages.push(described(&reference, package, &files));
-        if !files.is_empty() {
+        if !files.is_empty() || package.kind == Kind::Base {
             relationships.push(relationship(&image, "CONTAINS", &reference));
         }
         for (path, _) in files {
@@ -147,6 +147,7 @@ fn described_file(path: &str, file: &File) -> Value {
 const fn purpose(kind: Kind) -> &'static str {
     match kind {
         Kind::Deb | Kind::Cuda | Kind::Crate | Kind::StandardLibrary => "LIBRARY",
+        Kind::Base => "CONTAINER",
         Kind::Input => "OTHER",
     }
 }

@@ -156,6 +156,7 @@ fn layers_of_the_base_stay_and_own_ones_lie_above() {
         ["/etc/group", "/etc/ld.so.conf", "/opt/a/one", "/usr/bin/program", "/usr/lib/z", "/var/gone"],
         "nothing that the base has already"
     );
+    crate::supply::check_base(&image, &bench.settings, &below.digest);
 
     bench.file("own/usr/lib/x", "other");
     let path = bench.lock("./base").unwrap();

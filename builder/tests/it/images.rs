@@ -113,7 +113,7 @@ fn quiet(_: Event) {}
 
 pub(crate) struct Fixture {
     _folder: TempDir,
-    manifest: PathBuf,
+    pub(crate) manifest: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) image: Image,
     compiled: usize,

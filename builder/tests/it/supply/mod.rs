@@ -1,5 +1,6 @@
 //! What is written about images: read by the formats' own tools, and the same each time.
 
+mod pushing;
 mod validators;
 
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use trainyard_builder::image::{Image, build};
 use trainyard_builder::settings::Settings;
-use trainyard_builder::supply::{Error, Facts, Kind, cyclonedx, spdx};
+use trainyard_builder::supply::{Error, Facts, Kind, cyclonedx, provenance, spdx};
 use trainyard_builder::{inspect, lock, oci};
 use trainyard_spec::Digest;
 
@@ -39,20 +40,20 @@ user = "65532:65532"
 "#;
 
 /// An image of real packages, where these can be had.
-pub(crate) struct Supplied {
-    pub(crate) folder: TempDir,
-    pub(crate) manifest: PathBuf,
-    pub(crate) settings: Settings,
-    pub(crate) image: Image,
+struct Supplied {
+    folder: TempDir,
+    manifest: PathBuf,
+    settings: Settings,
+    image: Image,
 }
 
 impl Supplied {
-    pub(crate) fn build(change: impl FnOnce(&str) -> String) -> Option<Self> {
+    fn build() -> Option<Self> {
         let folder = TempDir::new().unwrap();
         std::fs::create_dir(folder.path().join("files")).unwrap();
         std::fs::write(folder.path().join("files/note"), "a note").unwrap();
         let manifest = folder.path().join("image.toml");
-        std::fs::write(&manifest, change(MANIFEST)).unwrap();
+        std::fs::write(&manifest, MANIFEST).unwrap();
         let settings = Settings::from_environment(folder.path().join("cache")).unwrap();
         match lock::lock(&manifest, &settings, &|_| {}) {
             Err(lock::Error::Input { source, .. }) if source.is_out_of_reach() => {
@@ -121,9 +122,33 @@ fn by_name<'a>(list: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("{name} in {list}"))
 }
 
+/// How it was built: everything that the lock names, and the crates, by digest.
+fn check_provenance(facts: &Facts) -> Value {
+    let statement = provenance::write(facts).unwrap();
+    assert!(provenance::write(facts).unwrap() == statement);
+    let all = provenance::statements(facts).unwrap();
+    if let Some(validators) = Validators::get() {
+        for (kind, statement) in &all {
+            validators.in_toto(statement).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        }
+        let broken = |text: &str, by: &str| String::from_utf8(statement.clone()).unwrap().replace(text, by);
+        validators.in_toto(broken("buildType", "buildTipe").as_bytes()).unwrap_err();
+        validators.in_toto(broken("\"subject\"", "\"object\"").as_bytes()).unwrap_err();
+    }
+    let statement: Value = serde_json::from_slice(&statement).unwrap();
+    assert_eq!(statement["subject"][0]["digest"]["sha256"], facts.image.hex());
+    let definition = statement["predicate"]["buildDefinition"].clone();
+    assert_eq!(definition["externalParameters"]["manifest"]["name"], facts.manifest.name.as_str());
+    definition["resolvedDependencies"].clone()
+}
+
+fn digest_of<'a>(dependencies: &'a Value, name: &str) -> &'a str {
+    by_name(dependencies, name)["digest"]["sha256"].as_str().unwrap()
+}
+
 #[test]
 fn packages_files_and_licences_are_those_of_the_image() {
-    let Some(supplied) = Supplied::build(str::to_owned) else { return };
+    let Some(supplied) = Supplied::build() else { return };
     let facts = supplied.facts();
     check_files(&facts, &supplied.image.layout);
     let (spdx, cyclonedx) = check_documents(&facts);
@@ -159,7 +184,18 @@ fn packages_files_and_licences_are_those_of_the_image() {
     assert!(String::from_utf8(said.stdout).unwrap().starts_with(&note.1.sha1));
     assert_eq!(facts.packages[&note.1.package].kind, Kind::Input);
 
+    let dependencies = check_provenance(&facts);
+    let lock = std::fs::read_to_string(lock::path(&supplied.manifest)).unwrap();
+    let named = lock.lines().filter_map(|line| line.strip_prefix("sha256 = \"")?.strip_suffix('"'));
+    let named: Vec<_> = named.map(|digest| digest.trim_start_matches("sha256:").to_owned()).collect();
+    assert!(named.len() >= 5, "{lock}");
+    let dependencies_text = dependencies.to_string();
+    for digest in &named {
+        assert!(dependencies_text.contains(digest.as_str()), "{digest} in {dependencies_text}");
+    }
+    assert_eq!(digest_of(&dependencies, "/usr/share/notes/note"), Digest::of(b"a note").hex());
     check_kept(&supplied, &facts);
+    pushing::check_differences(&supplied);
 }
 
 /// Facts stay with an image that is reused, and are made anew, the same, where they or the image are gone.
@@ -186,6 +222,25 @@ fn check_kept(supplied: &Supplied, facts: &Facts) {
     assert_eq!(supplied.facts(), *facts);
 }
 
+/// A base image is named by its digest, in both documents and the provenance.
+pub(crate) fn check_base(image: &Image, settings: &Settings, base: &Digest) {
+    let facts = Facts::read(&image.digest, &settings.cache).unwrap();
+    let (spdx, cyclonedx) = check_documents(&facts);
+    let named = by_name(&spdx["packages"], "base");
+    assert_eq!(
+        (&named["versionInfo"], &named["primaryPackagePurpose"]),
+        (&base.to_string().into(), &"CONTAINER".into())
+    );
+    let of_image = spdx["relationships"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["spdxElementId"] == "SPDXRef-Image");
+    assert!(of_image.clone().any(|one| one["relatedSpdxElement"] == named["SPDXID"]), "{named}");
+    assert_eq!(by_name(&cyclonedx["components"], "base")["type"], "container");
+    assert_eq!(digest_of(&check_provenance(&facts), "base image of input base"), base.hex());
+}
+
 #[test]
 fn crates_and_the_c_library_that_are_linked_are_named() {
     let fixture = images::fixture();
@@ -206,6 +261,14 @@ fn crates_and_the_c_library_that_are_linked_are_named() {
     assert!(facts.packages["crate:fixture@0.1.0"].needs.iter().any(|id| id.starts_with("crate:itoa@1.")));
     // The host's own C library is nothing that a lock knows of.
     assert_eq!(linked.contains("deb:libc6-dev"), fixture.image.not_reproducible.is_none(), "{linked:?}");
+    let dependencies = check_provenance(&facts);
+    let archive =
+        facts.packages.values().find(|package| package.name == "itoa").unwrap().archive.clone().unwrap();
+    assert_eq!(digest_of(&dependencies, &archive.name), archive.sha256.hex());
+    let toolchain = &by_name(&dependencies, "toolchain of input programs")["digest"]["gitCommit"];
+    assert_eq!(toolchain.as_str().map(str::len), Some(40), "{toolchain}");
+    let cargo_lock = std::fs::read(fixture.manifest.ancestors().nth(3).unwrap().join("Cargo.lock")).unwrap();
+    assert_eq!(digest_of(&dependencies, "../../Cargo.lock"), Digest::of(&cargo_lock).hex());
     let folder = fixture.settings.cache.parent().unwrap().to_str().unwrap();
     assert!(
         !spdx.to_string().contains(folder) && !cyclonedx.to_string().contains(folder),

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 /// The packages, and a mark of this set in the folder's name.
 const PACKAGES: [&str; 3] =
-    ["spdx-tools==0.8.5", "cyclonedx-python-lib[json-validation]==11.12.0", "securesystemslib==1.6.0"];
+    ["spdx-tools==0.8.5", "cyclonedx-python-lib[json-validation]==11.12.0", "in-toto-attestation==0.9.3"];
 
 const CYCLONEDX: &str = r#"
 import sys
@@ -17,6 +17,20 @@ if found:
     sys.exit(str(found)[:2000])
 "#;
 
+/// The in-toto project's own types, which know no other fields.
+const IN_TOTO: &str = r#"
+import json, sys
+from google.protobuf.json_format import ParseDict
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+read = json.load(open(sys.argv[1]))
+Statement.copy_from_pb(ParseDict(read, statement_pb2.Statement())).validate()
+if read["predicateType"] == "https://slsa.dev/provenance/v1":
+    found = ParseDict(read["predicate"], Provenance())
+    assert found.build_definition.build_type and found.run_details.builder.id, found
+"#;
+
 /// Validators of documents.
 pub(crate) struct Validators {
     folder: PathBuf,
@@ -25,7 +39,7 @@ pub(crate) struct Validators {
 impl Validators {
     /// None where there is no Python, or pip reaches no index; not so in CI.
     pub(crate) fn get() -> Option<Self> {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("validators-1");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("validators-2");
         let gate = File::create(folder.with_extension("lock")).unwrap();
         gate.lock().unwrap();
         let done = folder.join("done");
@@ -72,6 +86,11 @@ impl Validators {
         let path = room.path().join("image.spdx.json");
         std::fs::write(&path, document).unwrap();
         told(&Command::new(self.folder.join("bin/pyspdxtools")).arg("-i").arg(&path).output().unwrap())
+    }
+
+    /// The word of the in-toto project's `in-toto-attestation`, which knows SLSA provenance, too.
+    pub(crate) fn in_toto(&self, document: &[u8]) -> Result<(), String> {
+        self.python(IN_TOTO, document, "statement.json")
     }
 
     /// The word of the CycloneDX project's own schema, in its strict form.
