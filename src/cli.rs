@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Pull(Pull),
     /// Write an image to one file that other tools load
     Export(Export),
+    /// Put images for several platforms under one name
+    Index(Index),
     /// Print the bill of materials of an image that has been built
     Sbom(Sbom),
     /// Print how an image was built, as a statement with SLSA provenance
@@ -227,6 +229,16 @@ pub(crate) enum ArchiveFormat {
     OciArchive,
     /// What `docker load` reads
     DockerArchive,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Index {
+    /// Folders of OCI layouts, or manifests of images that have been built, each for another platform
+    #[arg(required = true)]
+    pub(crate) images: Vec<PathBuf>,
+    /// Write the OCI layout with the index to this new folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Args)]

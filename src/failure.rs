@@ -151,6 +151,10 @@ failures! {
     trainyard_builder::corpus::Error => corpus_exit, trainyard_builder::corpus::Error::hint;
     trainyard_builder::inspect::Error => |_| Exit::Input, |_| None;
     trainyard_builder::oci::Error => |_| Exit::Input, |_| None;
+    trainyard_builder::platforms::Error => |error| match error {
+        trainyard_builder::platforms::Error::Twice { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }, |_| None;
     trainyard_builder::unpack::Error => |_| Exit::Input, |_| None;
     trainyard_builder::verify::Error => |error| match error {
         trainyard_builder::verify::Error::Build(error) => build_exit(error),

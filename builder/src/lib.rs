@@ -25,6 +25,7 @@ mod loader;
 pub mod lock;
 pub mod manifest;
 pub mod oci;
+pub mod platforms;
 pub mod progress;
 pub mod prune;
 pub mod registry;

@@ -31,6 +31,7 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Push(arguments) => registry::push(&arguments),
         Command::Pull(arguments) => registry::pull(&arguments),
         Command::Export(arguments) => registry::export(&arguments),
+        Command::Index(arguments) => registry::index(&arguments),
         Command::Sbom(arguments) => supply::sbom(&arguments),
         Command::Provenance(arguments) => supply::provenance(&arguments),
         Command::Data(Data::Prepare(arguments)) => data::prepare(&arguments),

@@ -1,6 +1,8 @@
-//! `trainyard push`, `pull` and `export`.
+//! `trainyard push`, `pull`, `export` and `index`.
 
 use trainyard_builder::export::{self, Format as FileFormat};
+use trainyard_builder::platforms;
+use trainyard_builder::progress::Progress;
 use trainyard_builder::registry::{Options, Reference, Repository};
 use trainyard_builder::store::Store;
 use trainyard_builder::supply::{self, Facts, redistribution};
@@ -9,7 +11,7 @@ use trainyard_spec::{ByteSize, Digest, Exit};
 
 use super::build::{copy, layout, new_folder, settings, showing};
 use super::{print, print_json};
-use crate::cli::{ArchiveFormat, Export, Format, Pull, Push};
+use crate::cli::{ArchiveFormat, Export, Format, Index, Pull, Push};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::settings::Settings;
@@ -25,27 +27,29 @@ pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
     // Before anything is sent.
     let facts = |digest: &Digest| Facts::read(digest, &settings.cache).ok();
     redistribution::check(&image, &Store::new(&settings.cache), facts)?;
-    let mut repository = None;
-    let pushed = showing(&mut screen, |progress| {
-        let connected = Repository::connect(&reference, &settings, options, progress)?;
-        repository.insert(connected).push(&image, progress)
-    })?;
+    let repository =
+        showing(&mut screen, |progress| Repository::connect(&reference, &settings, options, progress))?;
+    let pushed = showing(&mut screen, |progress| repository.push(&image, progress))?;
     let had = pushed.present + pushed.mounted;
     let sent = ByteSize(pushed.sent);
     screen
         .say("Pushed", &format!("{reference} ({sent} in {} blobs sent, {had} were there)", pushed.uploaded));
-    match (facts(&pushed.digest), &repository) {
-        (Some(facts), Some(repository)) => {
-            let documents = supply::documents(&facts)?;
-            let attached = showing(&mut screen, |progress| {
-                documents
-                    .iter()
-                    .try_for_each(|one| repository.attach(&pushed.digest, one, progress).map(drop))
-            });
-            attached?;
-            screen.say("Attached", "bills of materials (SPDX, CycloneDX) and provenance");
+    let images = platforms::images(&image)?;
+    let known: Vec<_> = images.iter().filter_map(|image| Some((image, facts(image)?))).collect();
+    if known.len() < images.len() {
+        screen.warn("what an image is made of is known only where it was built: nothing is attached to those of elsewhere");
+    }
+    let attach = |progress: Progress<'_>| -> Result<(), Failure> {
+        for (image, facts) in &known {
+            for document in supply::documents(facts)? {
+                repository.attach(image, &document, progress)?;
+            }
         }
-        _ => screen.warn("nothing is attached: what the image is made of is known only where it was built"),
+        Ok(())
+    };
+    showing(&mut screen, attach)?;
+    if !known.is_empty() {
+        screen.say("Attached", "bills of materials (SPDX, CycloneDX) and provenance");
     }
     match arguments.format {
         Format::Text => print(&format!("{}\n", pushed.named(&reference))),
@@ -90,6 +94,20 @@ pub(crate) fn export(arguments: &Export) -> Result<Exit, Failure> {
         showing(&mut screen, |progress| export::export(&image, format, &arguments.output, progress))?;
     screen.say("Exported", &format!("{} ({})", written.file.display(), ByteSize(written.size)));
     print(&format!("{}\n", written.digest))
+}
+
+pub(crate) fn index(arguments: &Index) -> Result<Exit, Failure> {
+    let _interrupt = Interrupt::watch()?;
+    let images = arguments.images.iter().map(|image| layout(image)).collect::<Result<Vec<_>, _>>()?;
+    let mut digest = None;
+    new_folder(&arguments.output, |target| {
+        digest = Some(platforms::join(&images, target)?);
+        Ok(())
+    })?;
+    let Some(digest) = digest else { return Ok(Exit::Done) };
+    let text = format!("{} images in {}", images.len(), arguments.output.display());
+    Screen::new().say("Joined", &text);
+    print(&format!("{digest}\n"))
 }
 
 /// What images of this machine run on.

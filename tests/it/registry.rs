@@ -15,11 +15,11 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// A layout of an image with one empty layer.
 fn layout(folder: &Path) -> (PathBuf, Digest) {
-    labelled(folder, &json!({}))
+    image_of(&folder.join("layout"), "amd64", &json!({}))
 }
 
-fn labelled(folder: &Path, labels: &Value) -> (PathBuf, Digest) {
-    let folder = folder.join("layout");
+fn image_of(folder: &Path, architecture: &str, labels: &Value) -> (PathBuf, Digest) {
+    let folder = folder.to_owned();
     let blobs = folder.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let described = |kind: &str, bytes: &[u8]| {
@@ -30,7 +30,7 @@ fn labelled(folder: &Path, labels: &Value) -> (PathBuf, Digest) {
     let tar = [0; 1024];
     let layer = described("application/vnd.oci.image.layer.v1.tar", &tar);
     let config = json!({
-        "architecture": "amd64", "os": "linux", "config": {"Labels": labels},
+        "architecture": architecture, "os": "linux", "config": {"Labels": labels},
         "rootfs": {"type": "layers", "diff_ids": [Digest::of(&tar)]},
     });
     let config = described("application/vnd.oci.image.config.v1+json", config.to_string().as_bytes());
@@ -137,7 +137,8 @@ fn an_image_is_pushed_pulled_and_exported() {
 #[test]
 fn an_image_that_must_not_be_handed_on_is_not_pushed() {
     let folder = tempfile::tempdir().unwrap();
-    let (layout, _) = labelled(folder.path(), &json!({"trainyard.local-only": "true"}));
+    let (layout, _) =
+        image_of(&folder.path().join("layout"), "amd64", &json!({"trainyard.local-only": "true"}));
     // Nobody listens there: it is refused before anything is sent.
     let nobody = format!("127.0.0.1:{}/a", free_port());
     let pushed = run(&mut own(folder.path(), &["push", layout.to_str().unwrap(), &nobody]));
@@ -175,5 +176,43 @@ fn what_cannot_be_pushed_or_pulled_says_why() {
         assert!(answer.err.contains(said), "{arguments:?}: {}", answer.err);
         assert!(answer.out.is_empty(), "{arguments:?}: {}", answer.out);
         assert!(!Path::new(&output).exists(), "{arguments:?}: something half done was left");
+    }
+}
+
+#[test]
+fn images_for_two_platforms_have_one_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (amd64, digest) = layout(folder.path());
+    let (arm64, other) = image_of(&folder.path().join("arm64"), "arm64", &json!({}));
+    let (amd64, arm64) = (amd64.to_str().unwrap(), arm64.to_str().unwrap());
+    let joined = run(&mut own(folder.path(), &["index", arm64, amd64, "--output", &path("one")]));
+    assert_eq!(joined.code, Some(0), "{}", joined.err);
+    let turned = run(&mut own(folder.path(), &["index", amd64, arm64, "--output", &path("other")]));
+    assert_eq!(joined.out, turned.out, "their order does not count");
+    let twice = run(&mut own(folder.path(), &["index", amd64, amd64, "--output", &path("twice")]));
+    assert_eq!(twice.code, Some(2), "{}", twice.err);
+    assert!(twice.err.contains("are both for linux/amd64"), "{}", twice.err);
+    assert!(!Path::new(&path("twice")).exists());
+
+    if !has("docker-registry") || !has("skopeo") {
+        return;
+    }
+    let (_registry, port) = Registry::start(folder.path());
+    let reference = format!("localhost:{port}/team/both:1");
+    let pushed = run(&mut own(folder.path(), &["push", &path("one"), &reference]));
+    assert_eq!(pushed.code, Some(0), "{}", pushed.err);
+    assert_eq!(pushed.out.trim().rsplit('@').next(), Some(joined.out.trim()));
+    let pulled = run(&mut own(folder.path(), &["pull", &reference, "--output", &path("pulled")]));
+    let here = if cfg!(target_arch = "aarch64") { other } else { digest };
+    assert_eq!(pulled.out, format!("{here}\n"), "{}", pulled.err);
+    let source = format!("docker://{reference}");
+    for architecture in ["amd64", "arm64"] {
+        let inspected = Command::new("skopeo")
+            .args(["--override-arch", architecture, "inspect", "--tls-verify=false", &source])
+            .output()
+            .unwrap();
+        let inspected: Value = serde_json::from_slice(&inspected.stdout).unwrap();
+        assert_eq!(inspected["Architecture"], architecture);
     }
 }
