@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Lock(Lock),
     /// Build an image from its manifest and lock, as an OCI layout
     Build(Build),
+    /// Write every locked input of a manifest to a folder, from which images are built without a server
+    Vendor(Vendor),
     /// Show what an image holds
     Inspect(Inspect),
     /// Rebuild an image from its lock and compare every digest
@@ -76,6 +78,18 @@ pub(crate) enum Engine {
     Podman,
 }
 
+/// Where a command may take inputs from.
+#[derive(Debug, Args)]
+pub(crate) struct Sources {
+    /// Look for inputs in this folder, which `trainyard vendor` wrote, before any server is asked [default:
+    /// TRAINYARD_VENDORED]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) vendored: Option<PathBuf>,
+    /// Fail where the network would be needed
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Launch {
     /// Job manifest [default: manifests/jobs/gpt-small.toml, here or in a folder above]
@@ -107,9 +121,8 @@ pub(crate) struct Launch {
     /// How --dry-run prints the plan
     #[arg(long, value_enum, default_value_t, requires = "dry_run")]
     pub(crate) format: Format,
-    /// Fail where the network would be needed
-    #[arg(long)]
-    pub(crate) offline: bool,
+    #[command(flatten)]
+    pub(crate) sources: Sources,
 }
 
 #[derive(Debug, Args)]
@@ -164,9 +177,22 @@ pub(crate) struct Build {
     /// How to print the result
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: Format,
-    /// Fail where the network would be needed
-    #[arg(long)]
-    pub(crate) offline: bool,
+    #[command(flatten)]
+    pub(crate) sources: Sources,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Vendor {
+    /// Image or corpus manifest
+    pub(crate) manifest: PathBuf,
+    /// Folder to write to; what this command wrote there before stays
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) sources: Sources,
 }
 
 #[derive(Debug, Args)]
@@ -188,9 +214,8 @@ pub(crate) struct Verify {
     /// OCI layout to compare with [default: the one in the cache]
     #[arg(long, value_name = "DIR")]
     pub(crate) image: Option<PathBuf>,
-    /// Fail where the network would be needed
-    #[arg(long)]
-    pub(crate) offline: bool,
+    #[command(flatten)]
+    pub(crate) sources: Sources,
 }
 
 #[derive(Debug, Args)]

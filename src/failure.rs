@@ -115,6 +115,15 @@ fn corpus_exit(error: &trainyard_builder::corpus::Error) -> Exit {
     }
 }
 
+fn vendor_exit(error: &trainyard_builder::vendor::Error) -> Exit {
+    use trainyard_builder::vendor::Error;
+    match error {
+        Error::Lock(error) => lock_exit(error),
+        Error::Taken { .. } => Exit::Usage,
+        _ => Exit::Input,
+    }
+}
+
 fn registry_exit(error: &trainyard_builder::registry::Error) -> Exit {
     use trainyard_builder::registry::Error;
     match error {
@@ -149,6 +158,7 @@ failures! {
     trainyard_builder::image::Error => build_exit, trainyard_builder::image::Error::hint;
     trainyard_builder::lock::Error => lock_exit, trainyard_builder::lock::Error::hint;
     trainyard_builder::corpus::Error => corpus_exit, trainyard_builder::corpus::Error::hint;
+    trainyard_builder::vendor::Error => vendor_exit, trainyard_builder::vendor::Error::hint;
     trainyard_builder::inspect::Error => |_| Exit::Input, |_| None;
     trainyard_builder::oci::Error => |_| Exit::Input, |_| None;
     trainyard_builder::platforms::Error => |error| match error {

@@ -15,6 +15,7 @@ use trainyard_spec::{Digest, Name};
 
 use crate::image::{Error, Workshop};
 use crate::input::cargo::{self, Compilation, Toolchain};
+use crate::input::crates::{self, CrateFolder, Crates};
 use crate::input::cuda::Asked;
 use crate::input::link::Linked;
 use crate::input::oci::{self, Base};
@@ -286,14 +287,16 @@ impl Gather<'_> {
         // cargo does not notice that other files are linked, so these have a target folder of their own.
         let workspace_key = Digest::of(workspace.as_os_str().as_encoded_bytes()).short();
         let target = self.workshop.cargo.join(format!("{workspace_key}-{}", linked.digest().short()));
+        let crates = self.crates(&workspace).map_err(|error| cargo::Error::from(Box::new(error)))?;
         let compilation = Compilation {
             workspace: &workspace,
             packages: programs.packages,
             toolchain: &toolchain,
             linked: &linked,
             target: &target,
+            crates: crates.as_ref(),
         };
-        let binaries = cargo::compile(&compilation, &self.workshop.layers, tools, self.progress)?;
+        let binaries = cargo::compile(&compilation, &self.workshop.layers, self.settings, self.progress)?;
         let paths = binaries.iter().map(|binary| binary.path.as_path());
         let read =
             Sources::of(&workspace, paths).map_err(|source| Error::Read { path: target.clone(), source })?;
@@ -331,6 +334,14 @@ impl Gather<'_> {
             _ => None,
         });
         locked.flatten().filter(|(_, locked)| !locked.objects.is_empty()).collect()
+    }
+
+    /// The crates of a workspace from vendored folders, where one is given and has them all.
+    fn crates(&self, workspace: &Path) -> Result<Option<CrateFolder>, crates::Error> {
+        if self.settings.index.vendored.is_empty() {
+            return Ok(None);
+        }
+        Crates::of(workspace)?.unpack(&self.workshop.inputs, self.settings, self.progress)
     }
 
     /// What is linked: the locked packages, or what the host has where these are out of reach.

@@ -37,4 +37,5 @@ mod unchanged;
 pub mod unpack;
 mod unpacked;
 pub mod userland;
+pub mod vendor;
 pub mod verify;

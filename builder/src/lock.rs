@@ -104,7 +104,7 @@ pub fn read(manifest: &Path, inputs: &BTreeMap<Name, Input>) -> Result<Lock, Err
 /// # Errors
 /// When the manifest is wrong, an input cannot be resolved, or the lock cannot be written.
 pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Lock, Error> {
-    let (inputs, platform) = inputs(manifest, &manifest::text(manifest)?).map_err(manifest::Error::from)?;
+    let (inputs, platform) = inputs(manifest)?;
     let store = Store::new(&settings.cache);
     store.sweep()?;
     let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -145,7 +145,14 @@ pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Res
 }
 
 /// The inputs of a manifest, whichever kind it is, and the platform where it has one.
-fn inputs(path: &Path, text: &str) -> Result<(BTreeMap<Name, Input>, Option<Platform>), Faults> {
+///
+/// # Errors
+/// When it cannot be read, or is neither kind.
+pub(crate) fn inputs(manifest: &Path) -> Result<(BTreeMap<Name, Input>, Option<Platform>), Error> {
+    Ok(parse(manifest, &manifest::text(manifest)?).map_err(manifest::Error::from)?)
+}
+
+fn parse(path: &Path, text: &str) -> Result<(BTreeMap<Name, Input>, Option<Platform>), Faults> {
     let name = path.display().to_string();
     let as_image = match toml::read::<ImageManifest>(&name, text) {
         Ok(image) => return Ok((image.input, Some(image.platform))),

@@ -272,6 +272,13 @@ impl Layout {
         Self::of(folder, described)
     }
 
+    /// Opens an image of a folder with `blobs/sha256/HEX` by its digest, whether or not the folder has an index.
+    pub(crate) fn by_digest(folder: &Path, digest: &Digest) -> Result<Self, Error> {
+        let path = blob_path(folder, digest);
+        let size = std::fs::metadata(&path).map_err(|source| Error::Read { path, source })?.len();
+        Self::of(folder, &Descriptor::new(MediaType::ImageManifest, size, to_oci(digest)?))
+    }
+
     fn of(folder: &Path, described: &Descriptor) -> Result<Self, Error> {
         let (path, digest) = place(folder, described)?;
         let raw = raw(folder, described)?;

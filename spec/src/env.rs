@@ -13,6 +13,8 @@ pub const CONTAINER_HOST: &str = "CONTAINER_HOST";
 pub const XDG_RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 /// Read: a mirror of NVIDIA's redistributable archives: the address or folder that holds `redistrib_X.Y.Z.json`.
 pub const CUDA_REDIST: &str = "TRAINYARD_CUDA_REDIST";
+/// Read: a folder that `trainyard vendor` wrote, in which locked files are looked for before any server is asked.
+pub const VENDORED: &str = "TRAINYARD_VENDORED";
 
 /// Set for `trainyard-node`: path of its [`crate::plan::NodePlan`] as JSON, as seen inside the node.
 pub const NODE_PLAN: &str = "TRAINYARD_NODE_PLAN";

@@ -26,6 +26,7 @@ pub mod schema;
 pub mod size;
 pub mod toml;
 pub mod trainer;
+pub mod vendored;
 pub mod version;
 
 pub use digest::Digest;

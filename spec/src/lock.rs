@@ -107,6 +107,19 @@ pub struct LockedFile {
     pub sha256: Digest,
 }
 
+impl LockedInput {
+    /// Every file that it names. What a base image holds is in its manifest, and the crates of a cargo input are in its
+    /// workspace's own lock file.
+    pub fn files(&self) -> Vec<&LockedFile> {
+        match self {
+            Self::Python { file, .. } => vec![file],
+            Self::Deb { package } => package.values().map(|package| &package.file).collect(),
+            Self::Cuda { package, .. } => package.values().map(|package| &package.file).collect(),
+            Self::Oci { .. } | Self::Cargo { .. } => Vec::new(),
+        }
+    }
+}
+
 impl Validate for Lock {
     fn validate(&self, _: &mut Collector<'_, '_>) {}
 }

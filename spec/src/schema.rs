@@ -10,6 +10,7 @@ use crate::lock::Lock;
 use crate::plan::{LaunchPlan, NodePlan};
 use crate::protocol::NodeEvent;
 use crate::trainer::TrainerConfig;
+use crate::vendored::VendoredIndex;
 
 /// Each format's name and schema, sorted by name.
 pub fn all() -> Vec<(&'static str, Schema)> {
@@ -24,5 +25,6 @@ pub fn all() -> Vec<(&'static str, Schema)> {
         ("node-plan", schema_for!(NodePlan)),
         ("trainer-config", schema_for!(TrainerConfig)),
         ("trainer-event", schema_for!(TrainerEvent)),
+        ("vendored-index", schema_for!(VendoredIndex)),
     ]
 }

@@ -15,7 +15,7 @@ use trainyard_builder::{inspect, lock, oci, unpack, verify};
 use trainyard_spec::{ByteSize, Exit};
 
 use super::{print, print_json};
-use crate::cli::{Build, Format, Inspect, Lock, Verify};
+use crate::cli::{Build, Format, Inspect, Lock, Sources, Verify};
 use crate::failure::Failure;
 use crate::host;
 use crate::interrupt::Interrupt;
@@ -35,7 +35,7 @@ pub(crate) fn lock(arguments: &Lock) -> Result<Exit, Failure> {
 
 pub(crate) fn build(arguments: &Build) -> Result<Exit, Failure> {
     let _interrupt = Interrupt::watch()?;
-    let settings = settings(&Settings::from_environment()?, arguments.offline)?;
+    let settings = settings_from(&Settings::from_environment()?, &arguments.sources)?;
     let mut screen = Screen::new();
     let image = showing(&mut screen, |progress| image::build(&arguments.manifest, &settings, progress))?;
     say(&mut screen, &image);
@@ -94,7 +94,7 @@ fn on_host(verdict: &Verdict) -> serde_json::Value {
 
 pub(crate) fn verify(arguments: &Verify) -> Result<Exit, Failure> {
     let _interrupt = Interrupt::watch()?;
-    let settings = settings(&Settings::from_environment()?, arguments.offline)?;
+    let settings = settings_from(&Settings::from_environment()?, &arguments.sources)?;
     let image = match &arguments.image {
         Some(folder) => folder.clone(),
         None => layout(&arguments.manifest)?,
@@ -120,6 +120,21 @@ pub(super) fn settings(settings: &Settings, offline: bool) -> Result<BuildSettin
     let building = BuildSettings::from_environment(settings.cache.clone());
     let building = building.map_err(|error| Failure::new(Exit::Invalid, error))?;
     Ok(BuildSettings { offline, ..building })
+}
+
+/// The builder's settings, with inputs from where the command line says.
+pub(super) fn settings_from(own: &Settings, sources: &Sources) -> Result<BuildSettings, Failure> {
+    let mut building = settings(own, sources.offline)?;
+    if let Some(folder) = &sources.vendored {
+        building.index.vendored = vec![folder.clone()];
+    }
+    match building.index.vendored.iter().find(|folder| !folder.is_dir()) {
+        Some(missing) => {
+            Err(Failure::usage(format!("{}, with vendored inputs, is no folder", missing.display()))
+                .with_hint(Some("trainyard vendor MANIFEST --output DIR writes one")))
+        }
+        None => Ok(building),
+    }
 }
 
 /// Does builder's work while its progress is shown.

@@ -7,6 +7,7 @@ mod jobs;
 mod launch;
 mod registry;
 mod supply;
+mod vendor;
 
 use std::io::Write;
 
@@ -26,6 +27,7 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Stop(arguments) => jobs::stop(&arguments),
         Command::Lock(arguments) => build::lock(&arguments),
         Command::Build(arguments) => build::build(&arguments),
+        Command::Vendor(arguments) => vendor::vendor(&arguments),
         Command::Inspect(arguments) => build::inspect(&arguments),
         Command::Verify(arguments) => build::verify(&arguments),
         Command::Push(arguments) => registry::push(&arguments),

@@ -19,8 +19,8 @@ fn completions_and_man_pages_name_every_command() {
     let folder = tempfile::tempdir().unwrap();
     done(&["man", folder.path().to_str().unwrap()]);
     for command in [
-        "launch", "status", "logs", "stop", "lock", "build", "inspect", "verify", "push", "pull", "export",
-        "index", "data",
+        "launch", "status", "logs", "stop", "lock", "build", "vendor", "inspect", "verify", "push", "pull",
+        "export", "index", "data",
     ] {
         assert!(script.contains(&format!("trainyard,{command}")), "{command}");
         assert!(folder.path().join(format!("trainyard-{command}.1")).is_file(), "{command}");
@@ -51,6 +51,9 @@ fn a_wrong_command_line_is_exit_2() {
         (&["status", "../.."], "../.."),
         (&["inspect", "no-such-image"], "no-such-image"),
         (&["build", "no-such-manifest.toml"], "no-such-manifest.toml"),
+        (&["build", "manifests/images/gpt-cpu.toml", "--vendored", "no-such-folder"], "no-such-folder"),
+        (&["vendor", "no-such-manifest.toml", "--output", "x"], "no-such-manifest.toml"),
+        (&["vendor", "manifests/data/shakespeare.toml", "--output", "src"], "src holds other things"),
         (&["frobnicate"], "frobnicate"),
         (&["launch", "--data", "/dev/zero"], "/dev/zero: it is not a regular file"),
         (&["data", "prepare", "no-such-text", "--output", "x"], "no-such-text"),

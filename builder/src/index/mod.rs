@@ -27,6 +27,8 @@ pub struct IndexSettings {
     pub debian: Vec<AptSource>,
     /// NVIDIA's redistributable archives.
     pub cuda: Option<Redist>,
+    /// Folders of locked files by digest, which are looked into first: what [`crate::vendor`] writes, or another cache.
+    pub vendored: Vec<PathBuf>,
 }
 
 /// A mirror of NVIDIA's redistributable archives: what holds `redistrib_X.Y.Z.json`.
@@ -80,7 +82,9 @@ impl IndexSettings {
         let redist = environment.get(&OsString::from(trainyard_spec::env::CUDA_REDIST));
         let redist = redist.map(|text| Redist::parse(&text.to_string_lossy())).transpose()?;
         let python = PythonIndexes::resolve(environment, root)?;
-        Ok(Self { python, debian: apt::resolve(root)?, cuda: redist })
+        let vendored = environment.get(&OsString::from(trainyard_spec::env::VENDORED));
+        let vendored = vendored.filter(|folder| !folder.is_empty()).map(PathBuf::from).into_iter().collect();
+        Ok(Self { python, debian: apt::resolve(root)?, cuda: redist, vendored })
     }
 }
 

@@ -14,8 +14,10 @@ use serde::Deserialize;
 use trainyard_spec::Digest;
 use trainyard_spec::lock::LockedInput;
 
+use super::crates::{self, CrateFolder};
 use super::link::Linked;
 use crate::progress::{Event, Progress};
+use crate::settings::Settings;
 use crate::store::{self, Store};
 
 /// The one target there is: the standard library for others would have to be installed by hand.
@@ -30,6 +32,8 @@ const NO_C: &str = r#"#!/bin/sh
 echo "programs of an image must not hold C code: every host's C compiler makes other bytes of it" >&2
 exit 1
 "#;
+/// Option by which cargo asks no server.
+const OFFLINE: &str = "--offline";
 /// Lines of cargo's own output kept for an error.
 const LINES_KEPT: usize = 40;
 
@@ -88,6 +92,9 @@ pub enum Error {
         /// Where it should be.
         path: PathBuf,
     },
+    /// Vendored crates cannot be used.
+    #[error(transparent)]
+    Crates(#[from] Box<crates::Error>),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
@@ -104,6 +111,7 @@ impl Error {
             Self::Linker { .. } => {
                 Some("install the toolchain with rustup, whose toolchains have it".to_owned())
             }
+            Self::Crates(error) => error.hint(),
             Self::Store(error) => error.hint().map(str::to_owned),
             Self::Failed { .. } | Self::Answer { .. } | Self::Host { .. } => None,
         }
@@ -140,6 +148,8 @@ pub(crate) struct Compilation<'a> {
     pub(crate) linked: &'a Linked,
     /// cargo's target folder: a new one compiles everything, a used one what has changed.
     pub(crate) target: &'a Path,
+    /// What crates are read from in the place of its registry; none: cargo fetches them.
+    pub(crate) crates: Option<&'a CrateFolder>,
 }
 
 type Tools = BTreeMap<OsString, OsString>;
@@ -219,14 +229,18 @@ fn ask(program: &'static str, arguments: &[&str], folder: &Path, tools: &Tools) 
 pub(crate) fn compile(
     job: &Compilation<'_>,
     store: &Store,
-    tools: &Tools,
+    settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<Vec<Binary>, Error> {
-    let Compilation { workspace, packages, toolchain, linked, target } = *job;
+    let Compilation { workspace, packages, toolchain, linked, target, crates } = *job;
+    let tools = &settings.tools;
     let _only_one = store.lock(&format!("cargo-{}", name_of(target)))?;
     fs_err::create_dir_all(target).map_err(store::io_error("create", target))?;
     let path = path_with(&write_linker(target, toolchain, linked)?, tools);
-    let sources = registry_sources(workspace, tools)?;
+    let sources = match crates {
+        Some(crates) => vec![crates.folder.clone()],
+        None => registry_sources(workspace, settings)?,
+    };
     progress(Event::Compiling { packages: packages.to_vec() });
     let mut command = Command::new("cargo");
     command
@@ -237,6 +251,10 @@ pub(crate) fn compile(
     for package in packages {
         command.args(["--package", package]);
     }
+    if settings.offline {
+        command.arg(OFFLINE);
+    }
+    command.args(crates.map(CrateFolder::options).unwrap_or_default());
     command
         .current_dir(workspace)
         .env_clear()
@@ -309,11 +327,23 @@ fn flags(workspace: &Path, toolchain: &Toolchain, sources: &[PathBuf]) -> OsStri
     flags.join("\u{1f}".as_ref())
 }
 
+/// cargo's own folder.
+pub(super) fn home(tools: &Tools) -> PathBuf {
+    let folder = |name: &str| tools.get(&OsString::from(name)).map(PathBuf::from);
+    let home = folder("CARGO_HOME").or_else(|| folder("HOME").map(|home| home.join(".cargo")));
+    home.unwrap_or_default()
+}
+
+/// Has cargo fetch every crate of a workspace.
+pub(super) fn fetch(workspace: &Path, settings: &Settings) -> Result<(), Error> {
+    let arguments: Vec<_> =
+        ["fetch", "--locked"].into_iter().chain(settings.offline.then_some(OFFLINE)).collect();
+    ask("cargo", &arguments, workspace, &settings.tools).map(drop)
+}
+
 /// Folders in which cargo keeps the crates' sources, one for each registry that it knows.
-fn registry_sources(workspace: &Path, tools: &Tools) -> Result<Vec<PathBuf>, Error> {
-    let home = |name: &str| tools.get(&OsString::from(name)).map(PathBuf::from);
-    let cargo_home = home("CARGO_HOME").or_else(|| home("HOME").map(|home| home.join(".cargo")));
-    let root = cargo_home.unwrap_or_default().join("registry/src");
+fn registry_sources(workspace: &Path, settings: &Settings) -> Result<Vec<PathBuf>, Error> {
+    let root = home(&settings.tools).join("registry/src");
     let list = || -> io::Result<Vec<PathBuf>> {
         let mut folders = Vec::new();
         for entry in std::fs::read_dir(&root)? {
@@ -326,7 +356,10 @@ fn registry_sources(workspace: &Path, tools: &Tools) -> Result<Vec<PathBuf>, Err
         Ok(folders) if !folders.is_empty() => Ok(folders),
         // Nothing was ever compiled here: the folders have to be there before the flags can name them.
         _ => {
-            ask("cargo", &["fetch", "--locked", "--target", TARGET], workspace, tools)?;
+            let offline = settings.offline.then_some(OFFLINE);
+            let arguments: Vec<_> =
+                ["fetch", "--locked", "--target", TARGET].into_iter().chain(offline).collect();
+            ask("cargo", &arguments, workspace, &settings.tools)?;
             // A vendored workspace has no such folder and needs none.
             Ok(list().unwrap_or_default())
         }

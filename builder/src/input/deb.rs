@@ -158,13 +158,17 @@ fn is_object(path: &str) -> bool {
     link::NEEDED.contains(&name) || (name.starts_with("libm-") && name.ends_with(".a"))
 }
 
-fn get(
+/// The package file, from the store or from an archive.
+///
+/// # Errors
+/// When it cannot be had, or is not what was locked.
+pub(crate) fn get(
     file: &LockedFile,
     store: &Store,
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<PathBuf, Error> {
-    let access = Access { offline: settings.offline, network: &settings.network, progress };
+    let access = Access::of(settings, progress);
     let places = |_: &Client| {
         let sources = &settings.index.debian;
         if sources.is_empty() {

@@ -1,6 +1,7 @@
 //! Files of packages: from the store, and else from the first place that has them.
 
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 
 use trainyard_spec::lock::LockedFile;
 
@@ -9,25 +10,34 @@ use crate::http::{self, Client, Endpoint};
 use crate::index;
 use crate::index::simple::Place;
 use crate::progress::Progress;
+use crate::settings::Settings;
 use crate::store::{self, Incoming, Store};
 
 /// Most bytes of a file whose size nobody has said.
 const UNKNOWN_SIZE_LIMIT: u64 = 8 << 30;
 
-/// Takes `file` from the store, or gets it from the first of `places` that gives what was locked.
+/// Takes `file` from the store, or gets it from a vendored folder, or from the first of `places` that gives what was
+/// locked.
 ///
 /// # Errors
 /// When no place does: bytes that differ, then the first failure of a server, before mere absence.
-pub(crate) fn fetch(
+pub(crate) fn fetch<E: Into<Error>>(
     file: &LockedFile,
     store: &Store,
-    places: impl FnOnce(&Client) -> Result<Vec<Place>, index::Error>,
+    places: impl FnOnce(&Client) -> Result<Vec<Place>, E>,
     access: &Access<'_>,
-) -> Result<std::path::PathBuf, Error> {
+) -> Result<PathBuf, Error> {
     if let Some(path) = store.verified(&file.sha256)? {
         return Ok(path);
     }
-    if access.offline {
+    let vendored: Vec<Place> = access
+        .vendored
+        .iter()
+        .map(|folder| Store::new(folder).path(&file.sha256))
+        .filter(|path| path.is_file())
+        .map(Place::Folder)
+        .collect();
+    if access.offline && vendored.is_empty() {
         return Err(index::Error::Offline { file: file.name.clone() }.into());
     }
     // Another process may be at it: whoever comes second finds the file in the store.
@@ -36,12 +46,31 @@ pub(crate) fn fetch(
         return Ok(path);
     }
     let client = Client::new(access.network);
-    let places = places(&client)?;
+    let copied = from_first(file, store, vendored, &client, access);
+    match copied {
+        Err(error) if access.offline || !may_be_elsewhere(&error) => Err(error),
+        Err(_) => from_first(file, store, places(&client).map_err(Into::into)?, &client, access),
+        copied => copied,
+    }
+}
+
+/// Whether another place may have what one has not given: anything but the store's own failures.
+const fn may_be_elsewhere(error: &Error) -> bool {
+    matches!(error, Error::Index(_) | Error::Store(store::Error::Differs { .. }))
+}
+
+fn from_first(
+    file: &LockedFile,
+    store: &Store,
+    places: Vec<Place>,
+    client: &Client,
+    access: &Access<'_>,
+) -> Result<PathBuf, Error> {
     let mut looked = Vec::new();
     let (mut differs, mut failed) = (None, None);
     for place in places {
         let mut incoming = store.incoming()?;
-        let got = copy(&place, &file.name, file.size, &client, &mut incoming, access.progress)
+        let got = copy(&place, &file.name, file.size, client, &mut incoming, access.progress)
             .and_then(|()| Ok(store.keep_as(incoming, file)?));
         match got {
             Ok(()) => return Ok(store.require(&file.sha256)?),
@@ -90,7 +119,16 @@ pub(crate) fn fetch_unknown(
 pub(crate) struct Access<'a> {
     pub(crate) offline: bool,
     pub(crate) network: &'a http::Network,
+    pub(crate) vendored: &'a [PathBuf],
     pub(crate) progress: Progress<'a>,
+}
+
+impl<'a> Access<'a> {
+    /// As far as settings allow.
+    pub(crate) fn of(settings: &'a Settings, progress: Progress<'a>) -> Self {
+        let Settings { offline, network, index, .. } = settings;
+        Self { offline: *offline, network, vendored: &index.vendored, progress }
+    }
 }
 
 fn copy(

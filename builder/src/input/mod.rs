@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod cargo;
+pub mod crates;
 pub(crate) mod cuda;
 pub(crate) mod deb;
 mod fetch;
@@ -9,10 +10,18 @@ pub mod link;
 pub(crate) mod oci;
 pub(crate) mod python;
 
+use std::path::Path;
+
+use trainyard_spec::image::Platform;
+use trainyard_spec::input::Input;
+use trainyard_spec::lock::{LockedCuda, LockedDeb, LockedFile, LockedInput};
+
 use crate::index;
 use crate::oci as layout;
+use crate::progress::Progress;
 use crate::registry;
-use crate::store;
+use crate::settings::Settings;
+use crate::store::{self, Store};
 use crate::unpacked;
 
 /// Why an input could not be had.
@@ -84,6 +93,49 @@ pub enum Error {
         /// Digest locked.
         locked: trainyard_spec::Digest,
     },
+}
+
+/// Sees that every file of a locked input is in a store, and names them.
+///
+/// # Errors
+/// When one cannot be had, or is not what was locked.
+pub(crate) fn fetch_all(
+    asked: &Asked<'_>,
+    store: &Store,
+    settings: &Settings,
+    progress: Progress<'_>,
+) -> Result<Vec<LockedFile>, Error> {
+    match asked.locked {
+        LockedInput::Python { package, file, .. } => {
+            python::get(package, file, store, settings, progress)?;
+        }
+        LockedInput::Deb { package } => {
+            for LockedDeb { file, .. } in package.values() {
+                deb::get(file, store, settings, progress)?;
+            }
+        }
+        LockedInput::Cuda { package, .. } => {
+            for (name, LockedCuda { file, .. }) in package {
+                cuda::get(name, file, store, settings, progress)?;
+            }
+        }
+        LockedInput::Oci { digest } => {
+            let Input::Oci { image } = asked.input else { return Ok(Vec::new()) };
+            return oci::fetch(image, digest, asked.folder, asked.platform, store, settings, progress);
+        }
+        // Its crates come from cargo.
+        LockedInput::Cargo { .. } => {}
+    }
+    Ok(asked.locked.files().into_iter().cloned().collect())
+}
+
+/// An input, as a manifest asks for it and as it is locked.
+pub(crate) struct Asked<'a> {
+    pub(crate) input: &'a Input,
+    pub(crate) locked: &'a LockedInput,
+    /// Folder of the manifest.
+    pub(crate) folder: &'a Path,
+    pub(crate) platform: Platform,
 }
 
 impl From<registry::Error> for Error {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err::File;
 use oci_spec::image::{History, MediaType};
 use serde::{Deserialize, Serialize};
 use trainyard_spec::image::{Compression, Platform};
-use trainyard_spec::lock::LockedInput;
+use trainyard_spec::lock::{LockedFile, LockedInput};
 use trainyard_spec::{Digest, FormatVersion, Name};
 
 use super::{Error, archive};
@@ -63,6 +63,10 @@ fn locked(
     if oci::is_whole(&kept) {
         return Ok(Layout::open(&kept)?);
     }
+    let has_it = |folder: &&PathBuf| oci::blob_path(folder, digest).is_file();
+    if let Some(folder) = settings.index.vendored.iter().find(has_it) {
+        return Ok(Layout::by_digest(folder, digest)?.adopt(&Store::new(&settings.cache))?);
+    }
     // A tag may have moved on; the locked digest is what is asked for.
     let pinned = match image.parse::<Reference>() {
         Ok(reference) if !is_path(image) => reference.at(*digest).to_string(),
@@ -74,6 +78,40 @@ fn locked(
     } else {
         Err(Error::BaseDiffers { image: image.to_owned(), found: found.digest, locked: *digest })
     }
+}
+
+/// Sees that a locked base image is in a store, blob by blob, and names these.
+///
+/// # Errors
+/// When it cannot be had or is damaged.
+pub(super) fn fetch(
+    image: &str,
+    digest: &Digest,
+    folder: &Path,
+    platform: Platform,
+    store: &Store,
+    settings: &Settings,
+    progress: Progress<'_>,
+) -> Result<Vec<LockedFile>, Error> {
+    let layout = locked(image, digest, folder, platform, settings, progress)?;
+    let named = |what: &str, sha256, size| LockedFile { name: format!("{image} ({what})"), size, sha256 };
+    let manifest = fs_err::metadata(oci::blob_path(layout.folder(), digest));
+    let manifest = manifest.map_err(store::io_error("look at", layout.folder()))?;
+    let mut blobs = vec![named("manifest", *digest, manifest.len())];
+    let described = layout.manifest.layers().iter().map(|layer| ("layer", layer));
+    for (what, described) in [("configuration", layout.manifest.config())].into_iter().chain(described) {
+        blobs.push(named(what, oci::place(layout.folder(), described)?.1, described.size()));
+    }
+    for blob in &blobs {
+        if store.verified(&blob.sha256)?.is_none() {
+            let path = oci::blob_path(layout.folder(), &blob.sha256);
+            let mut incoming = store.incoming()?;
+            let mut file = File::open(&path).map_err(store::io_error("open", &path))?;
+            io::copy(&mut file, &mut incoming).map_err(store::io_error("copy", &path))?;
+            store.keep_as(incoming, blob)?;
+        }
+    }
+    Ok(blobs)
 }
 
 fn is_path(image: &str) -> bool {

@@ -71,7 +71,7 @@ pub(crate) fn get(
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<PathBuf, Error> {
-    let access = Access { offline: settings.offline, network: &settings.network, progress };
+    let access = Access::of(settings, progress);
     let find = |client: &Client| {
         let (mut changed, mut failed) = (None, None);
         let pick = |offers: Vec<simple::Offered>| {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use trainyard_builder::image::{self, build};
 use trainyard_builder::settings::Settings;
-use trainyard_builder::{inspect, lock, oci, unpack};
+use trainyard_builder::{inspect, lock, oci, unpack, vendor};
 use trainyard_spec::Digest;
 
 use crate::registry::parts::{self, Image, Layout, Login, Registry, connect};
@@ -241,4 +241,32 @@ fn wrong_bases_are_told() {
     let path = bench.lock("./base").unwrap();
     let error = build(&path, &bench.settings, &|_| {}).unwrap_err().to_string();
     assert!(error.contains("its configuration says that layer"), "{error}");
+}
+
+#[test]
+fn a_vendored_base_is_enough_without_the_place_that_it_came_from() {
+    let bench = Bench::new();
+    let below = bench.folder.path().join("base");
+    base(&below, "x");
+    let manifest = bench.lock("./base").unwrap();
+    let first = build(&manifest, &bench.settings, &|_| {}).unwrap();
+    let vendored = bench.folder.path().join("vendored");
+    let found = vendor::vendor(&manifest, &vendored, &bench.settings, &|_| {}).unwrap();
+    assert_eq!((found.files, found.crates), (4, 0), "manifest, configuration and two layers");
+
+    std::fs::remove_dir_all(&below).unwrap();
+    let mut there = bench.settings.clone();
+    there.cache = bench.folder.path().join("there");
+    there.offline = true;
+    build(&manifest, &there, &|_| {}).unwrap_err();
+    there.index.vendored = vec![vendored.clone()];
+    assert_eq!(build(&manifest, &there, &|_| {}).unwrap().digest, first.digest);
+
+    // A layer that has gone bad is told.
+    let layer = &first.layers[0].digest;
+    std::fs::remove_file(vendored.join("blobs/sha256").join(layer.hex())).unwrap();
+    std::fs::write(vendored.join("blobs/sha256").join(layer.hex()), "rot").unwrap();
+    there.cache = bench.folder.path().join("again");
+    let refused = build(&manifest, &there, &|_| {}).unwrap_err();
+    assert!(refused.to_string().contains("is damaged"), "{refused}");
 }

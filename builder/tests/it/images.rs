@@ -53,7 +53,7 @@ fn main() {
 "#;
 
 /// Writes the workspace, with the manifest and its lock two folders down, as in this project.
-fn workspace(folder: &Path) -> PathBuf {
+pub(crate) fn workspace(folder: &Path) -> PathBuf {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -26,4 +26,5 @@ mod server;
 mod supply;
 mod unpacking;
 mod userland;
+mod vendoring;
 mod wheels;

@@ -33,8 +33,7 @@ impl Room {
                     indexes: indexes.iter().map(endpoint).collect(),
                     ..PythonIndexes::default()
                 },
-                debian: Vec::new(),
-                cuda: None,
+                ..IndexSettings::default()
             },
             network: Network {
                 patience: Duration::from_secs(5),

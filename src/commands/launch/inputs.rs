@@ -35,7 +35,7 @@ pub(super) fn prepare(
     screen: &mut Screen,
 ) -> Result<Inputs, Failure> {
     let folder = job_path.parent().unwrap_or(Path::new("."));
-    let mut building = build::settings(settings, arguments.offline)?;
+    let mut building = build::settings_from(settings, &arguments.sources)?;
     // A job has to run everywhere; an image that others rebuild is `trainyard build`'s.
     building.link = LinkFrom::HostAllowed;
     let text = match &arguments.data {
