@@ -348,7 +348,7 @@ pub(crate) fn parts(
         progress(Event::Unpacking { file: file.name.clone() });
         let names: Vec<String> = known.files.iter().map(|name| release.fill(name)).collect();
         let entries = take(&path, file, kind, &names, store)?;
-        let mut placed = place(package, &entries, &names, file)?;
+        let mut placed = place(library, &entries, &names, file)?;
         if let Some(first) = names.first() {
             for link in &known.links {
                 let what = What::Symlink { target: first.clone() };
@@ -409,7 +409,12 @@ fn take(
 }
 
 /// Puts a library's files where programs look for them, whatever the package calls their folder.
-fn place(package: &str, entries: &Entries, names: &[String], file: &LockedFile) -> Result<Entries, Error> {
+fn place(
+    library: CudaLibrary,
+    entries: &Entries,
+    names: &[String],
+    file: &LockedFile,
+) -> Result<Entries, Error> {
     let mut placed = Entries::new();
     for name in names {
         let named = |(path, _): &(&String, &Entry)| {
@@ -423,7 +428,7 @@ fn place(package: &str, entries: &Entries, names: &[String], file: &LockedFile) 
     let licence =
         entries.iter().find(|(path, entry)| is_licence(path) && matches!(entry.what, What::File { .. }));
     if let Some((_, entry)) = licence {
-        let path = format!("usr/share/licenses/{package}/LICENSE");
+        let path = format!("usr/share/licenses/{}/LICENSE", library.as_str());
         placed.insert(path, Entry::plain(0o644, entry.what.clone()));
     }
     Ok(placed)

@@ -9,6 +9,7 @@
 mod archives;
 mod bases;
 mod contracts;
+mod cuda_inputs;
 mod debian;
 mod drivers;
 mod elf;
