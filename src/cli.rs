@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Sbom(Sbom),
     /// Print how an image was built, as a statement with SLSA provenance
     Provenance(Provenance),
+    /// Remove from the cache what nothing has needed for a while
+    Gc(Gc),
     /// Work with training text
     #[command(subcommand)]
     Data(Data),
@@ -300,6 +302,19 @@ pub(crate) struct Sbom {
 pub(crate) struct Provenance {
     /// Manifest of an image that has been built, or folder of its OCI layout
     pub(crate) image: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Gc {
+    /// Keep what a build or launch of the last N days has needed
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub(crate) keep_days: u32,
+    /// Remove nothing, and tell what would be
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
 }
 
 #[derive(Debug, Subcommand)]

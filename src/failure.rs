@@ -158,6 +158,7 @@ failures! {
     trainyard_builder::image::Error => build_exit, trainyard_builder::image::Error::hint;
     trainyard_builder::lock::Error => lock_exit, trainyard_builder::lock::Error::hint;
     trainyard_builder::corpus::Error => corpus_exit, trainyard_builder::corpus::Error::hint;
+    trainyard_builder::store::Error => |_| Exit::Input, |error| error.hint().map(str::to_owned);
     trainyard_builder::vendor::Error => vendor_exit, trainyard_builder::vendor::Error::hint;
     trainyard_builder::inspect::Error => |_| Exit::Input, |_| None;
     trainyard_builder::oci::Error => |_| Exit::Input, |_| None;

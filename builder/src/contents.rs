@@ -309,7 +309,7 @@ impl Gather<'_> {
             input,
             &supply::Programs {
                 workspace: programs.workspace,
-                tree: &cargo::tree(&workspace, programs.packages, tools)?,
+                tree: &cargo::tree(&workspace, programs.packages, crates.as_ref(), tools)?,
                 cargo_lock: &cargo_lock,
                 // Others are linked where the host's own are.
                 linked: if linked.differs.is_none() { self.objects(programs.link) } else { Vec::new() },

@@ -142,6 +142,7 @@ pub fn corpus(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> R
     let described: CorpusManifest = manifest::read(manifest)?;
     let lock = lock::read(manifest, &described.input)?;
     let store = Store::new(&settings.cache);
+    let _in_use = store.in_use()?;
     let make = Make { path: manifest, manifest: &described, store: &store, settings, progress };
     match make.locked(&lock) {
         Err(Error::Input(error)) if error.is_out_of_reach() && !described.fallback.is_empty() => {
@@ -185,6 +186,7 @@ impl Make<'_> {
         if let Some(Remembered { text, bytes, .. }) = remembered
             && self.store.verified(&text)?.is_some()
         {
+            store::used(&note);
             return Ok(self.made(text, bytes, Source::Locked));
         }
         let include = self.globs(&self.manifest.include)?;

@@ -109,7 +109,11 @@ fn smaller(path: &str, file: &File, keep: &Keep, store: &Store) -> Result<(File,
         std::fs::metadata(store.path(digest)).is_ok_and(|found| found.len() == file.size)
     });
     let Remembered { digest, zeroed, .. } = match found {
-        Some(found) => found,
+        Some(found) => {
+            store::used(&note);
+            store::used(&store.path(&found.digest));
+            found
+        }
         None => {
             let bytes = elf::map(&file.source)?;
             let plan = prune::plan(path, &bytes, keep)?;

@@ -205,6 +205,7 @@ pub(crate) struct Assembled {
 /// When the manifest or lock is wrong, an input cannot be had, compilation fails, or the image is over its budget.
 pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Image, Error> {
     let store = Store::new(&settings.cache);
+    let _in_use = store.in_use()?;
     if let Some(image) = unchanged::image(manifest, settings)
         && oci::is_whole(&image.layout)
         // An image of an older Trainyard may have none.
@@ -215,6 +216,8 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
             progress(Event::NotReproducible { reason: reason.clone() });
         }
         progress(Event::Image { digest: image.digest, reused: true });
+        unchanged::used(manifest, &settings.cache);
+        store::used(&image.layout);
         return Ok(Image { reused: true, ..image });
     }
     store.sweep()?;
@@ -228,7 +231,9 @@ pub fn build(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Re
     let layout = settings.cache.join("images").join(digest.hex());
     let _only_one = store.lock(&format!("image-{}", digest.short()))?;
     let reused = oci::is_whole(&layout);
-    if !reused {
+    if reused {
+        store::used(&layout);
+    } else {
         let staging = store.staging()?;
         oci::write(&documents, described.name.as_str(), described.platform, &layers, &store, &staging)?;
         staging.install(&layout)?;
@@ -360,6 +365,8 @@ fn write_layer(name: &Name, tree: &Tree, compression: Compression, store: &Store
     if let Some(Remembered { layer, .. }) = remembered
         && std::fs::metadata(store.path(&layer.digest)).is_ok_and(|found| found.len() == layer.size)
     {
+        store::used(&note);
+        store::used(&store.path(&layer.digest));
         return Ok(Layer { name: name.clone(), ..layer });
     }
     let layer = layer::write(name, tree, compression, store)?;

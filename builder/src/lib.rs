@@ -14,6 +14,7 @@ mod decompress;
 pub mod driver;
 pub mod elf;
 pub mod export;
+pub mod gc;
 pub mod gpus;
 pub mod http;
 pub mod image;

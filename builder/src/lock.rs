@@ -106,6 +106,7 @@ pub fn read(manifest: &Path, inputs: &BTreeMap<Name, Input>) -> Result<Lock, Err
 pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Result<Lock, Error> {
     let (inputs, platform) = inputs(manifest)?;
     let store = Store::new(&settings.cache);
+    let _in_use = store.in_use()?;
     store.sweep()?;
     let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut locked = BTreeMap::new();

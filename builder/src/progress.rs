@@ -45,6 +45,11 @@ pub enum Event {
         /// What failed.
         reason: String,
     },
+    /// The work goes on when other processes have finished theirs.
+    Waiting {
+        /// What they do.
+        what: String,
+    },
     /// An archive is being unpacked into the store.
     Unpacking {
         /// File name.

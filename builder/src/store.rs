@@ -4,7 +4,8 @@
 //! flushed and renamed. A blob that has gone bad since is thrown away when it is next asked for. Any number of
 //! processes may share a store, and one that is killed leaves only a temporary file that the next one removes.
 //!
-//! Where bytes come from, and when a blob may be deleted, is left out.
+//! What lies in a cache, and is found there again, gets a new time then ([`used`]), by which [`crate::gc`] tells what nobody
+//! needs. Where bytes come from is left out.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, BufReader, Read, Seek, Write};
@@ -150,6 +151,7 @@ impl Store {
         };
         let (found, _) = digest_of(file).map_err(io_error("read", &path))?;
         if found == *digest {
+            used(&path);
             return Ok(Some(path));
         }
         match fs_err::remove_file(&path) {
@@ -234,6 +236,34 @@ impl Store {
     pub fn lock(&self, name: &str) -> Result<File, Error> {
         let path = self.folder("locks")?.join(name);
         let file = open_lock(&path)?;
+        file.lock().map_err(io_error("lock", &path))?;
+        Ok(file)
+    }
+
+    /// Keeps [`crate::gc`] from the cache for as long as the returned file is kept. Any number of processes work at once.
+    ///
+    /// # Errors
+    /// When the store cannot be written.
+    pub fn in_use(&self) -> Result<File, Error> {
+        let path = self.folder("locks")?.join(IN_USE);
+        let file = open_lock(&path)?;
+        file.lock_shared().map_err(io_error("lock", &path))?;
+        Ok(file)
+    }
+
+    /// Waits until no other process uses the cache, and keeps them from it for as long as the returned file is kept;
+    /// `wait` is called before waiting.
+    ///
+    /// # Errors
+    /// When the store cannot be written.
+    pub(crate) fn alone(&self, wait: impl FnOnce()) -> Result<File, Error> {
+        let path = self.folder("locks")?.join(IN_USE);
+        let file = open_lock(&path)?;
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => wait(),
+            Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
+        }
         file.lock().map_err(io_error("lock", &path))?;
         Ok(file)
     }
@@ -346,6 +376,18 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let _ = fs_err::remove_file(&self.lock_path);
     }
+}
+
+/// Name of the lock that everybody has who uses the cache.
+const IN_USE: &str = "in-use";
+
+/// Notes that something of a cache is needed now. Only its owner can, and what is not noted is removed earlier and made
+/// anew, so a failure is none.
+pub fn used(path: &Path) {
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
+    let at = |nanoseconds| Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    let now = Timestamps { last_access: at(UTIME_OMIT), last_modification: at(UTIME_NOW) };
+    let _ = utimensat(CWD, path, &now, AtFlags::SYMLINK_NOFOLLOW);
 }
 
 fn is_abandoned(path: &Path) -> bool {

@@ -36,6 +36,9 @@ pub(crate) struct Sources {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Note {
     version: FormatVersion<1>,
+    /// The manifest; none in notes of older versions.
+    #[serde(default)]
+    manifest: Option<PathBuf>,
     image: Image,
     sources: Sources,
     /// Digest of everything the image depends on; none where it could not be known.
@@ -145,15 +148,28 @@ fn dependencies(list: &str) -> Vec<PathBuf> {
     paths
 }
 
+/// Folder of a cache with what was last built from each manifest.
+pub(crate) const FOLDER: &str = "built";
+
 /// Where the newest image of a manifest is written down.
 fn note(manifest: &Path, cache: &Path) -> PathBuf {
     let manifest = std::fs::canonicalize(manifest).unwrap_or_else(|_| manifest.to_owned());
-    cache.join("built").join(format!("{}.json", Digest::of(manifest.as_os_str().as_encoded_bytes()).hex()))
+    cache.join(FOLDER).join(format!("{}.json", Digest::of(manifest.as_os_str().as_encoded_bytes()).hex()))
 }
 
 /// What was remembered. A note that cannot be read counts as none: it is only ever a shortcut.
 fn recall(manifest: &Path, cache: &Path) -> Option<Note> {
     serde_json::from_slice(&std::fs::read(note(manifest, cache)).ok()?).ok()
+}
+
+/// Notes that the image that was last built from a manifest is needed now.
+pub(crate) fn used(manifest: &Path, cache: &Path) {
+    store::used(&note(manifest, cache));
+}
+
+/// The manifest that a file of [`FOLDER`] is about, where it says.
+pub(crate) fn manifest_of(note: &Path) -> Option<PathBuf> {
+    serde_json::from_slice::<Note>(&std::fs::read(note).ok()?).ok()?.manifest
 }
 
 /// The image that was last built from a manifest.
@@ -188,7 +204,13 @@ pub(crate) fn remember(
         _ => None,
     };
     let note_path = note(manifest, &settings.cache);
-    let note = Note { version: FormatVersion, image: image.clone(), sources: sources.clone(), state };
+    let note = Note {
+        version: FormatVersion,
+        manifest: std::path::absolute(manifest).ok(),
+        image: image.clone(),
+        sources: sources.clone(),
+        state,
+    };
     let json = serde_json::to_vec(&note)
         .map_err(|error| store::io_error("write down in", &note_path)(io::Error::other(error)))?;
     store::write_whole(&note_path, &json)

@@ -49,6 +49,7 @@ pub enum Error {
 /// When the image is damaged or hostile, or the cache cannot be written.
 pub fn unpack(layout: &Layout, cache: &Path) -> Result<PathBuf, Error> {
     let store = Store::new(cache);
+    let _in_use = store.in_use()?;
     let target = cache.join("rootfs").join(layout.digest.hex());
     let _only_one = store.lock(&format!("rootfs-{}", layout.digest.short()))?;
     let note = target.with_extension("state");
@@ -56,6 +57,7 @@ pub fn unpack(layout: &Layout, cache: &Path) -> Result<PathBuf, Error> {
     // What is executed without any container around it is worth reading over each time.
     let remembered = std::fs::read_to_string(&note).ok();
     if target.is_dir() && remembered == Some(state(&target).map_err(io)?.to_string()) {
+        store::used(&target);
         return Ok(target);
     }
     let staging = store.staging()?;

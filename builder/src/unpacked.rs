@@ -57,6 +57,14 @@ impl Entry {
         Self { mode, uid: 0, gid: 0, xattrs: BTreeMap::new(), what }
     }
 
+    /// Digest of its body, where it has one of its own.
+    const fn body(&self) -> Option<&Digest> {
+        match &self.what {
+            What::File { digest, .. } => Some(digest),
+            What::Folder | What::Symlink { .. } | What::HardLink { .. } => None,
+        }
+    }
+
     /// Who may do what with it.
     fn meta(&self) -> Meta {
         Meta { mode: self.mode, uid: self.uid, gid: self.gid, xattrs: self.xattrs.clone() }
@@ -92,6 +100,8 @@ pub(crate) fn unpack(
     if let Some(Remembered { entries, .. }) = remembered
         && entries.values().all(|entry| is_there(entry, store))
     {
+        store::used(&note);
+        entries.values().filter_map(Entry::body).for_each(|body| store::used(&store.path(body)));
         return Ok(entries);
     }
     let mut entries = Entries::new();

@@ -112,6 +112,7 @@ pub fn vendor(
     only_one.file().lock().map_err(store::io_error("lock", &absolute))?;
     check_ours(&absolute)?;
     let mut index = read_index(&absolute)?;
+    let _in_use = Store::new(&settings.cache).in_use()?;
     let store = Store::new(&absolute);
     store.sweep()?;
     // The cache is a store, too, and so a place to copy from.

@@ -59,8 +59,9 @@ pub fn verify(
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<Verdict, Error> {
-    let before = inspect(&Layout::open(layout)?)?;
     let store = Store::new(&settings.cache);
+    let _in_use = store.in_use()?;
+    let before = inspect(&Layout::open(layout)?)?;
     store.sweep()?;
     let room = store.staging()?;
     let fresh = Store::new(room.path());

@@ -3,11 +3,12 @@
 //! The folder of jobs has an entry for each id: the job's run directory, or a link to one that lies elsewhere. An entry
 //! takes its id for good, whatever becomes of what it leads to.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -180,6 +181,34 @@ fn resolve(entry: &Path) -> PathBuf {
 pub fn list(jobs: &Path) -> Result<Vec<Status>, JobsError> {
     let statuses = entries(jobs)?.into_iter().map(|name| status(&resolve(&jobs.join(name))));
     statuses.filter(|status| !matches!(status, Err(JobsError::RunDir(_)))).collect()
+}
+
+/// Absolute paths that jobs of a folder may yet need: image and data of each that runs, was left by its controller, or
+/// ended early since `moment` and can be gone on with.
+///
+/// # Errors
+/// When the folder is there and cannot be read, or a job that runs has a plan of another version.
+pub fn needed(jobs: &Path, moment: SystemTime) -> Result<BTreeSet<PathBuf>, JobsError> {
+    let mut needed = BTreeSet::new();
+    for name in entries(jobs)? {
+        let run_dir = resolve(&jobs.join(name));
+        let plan = match read_plan(&run_dir) {
+            Ok(plan) => plan,
+            Err(error) => match holder(&run_dir)? {
+                Some(_) => return Err(error.into()),
+                // What was never a job, or is one no more.
+                None => continue,
+            },
+        };
+        let status = status(&run_dir)?;
+        let ended = fs::metadata(run_dir.join(EVENTS)).and_then(|events| events.modified());
+        let recent = ended.is_ok_and(|ended| ended >= moment);
+        if status.phase != Phase::Ended || (status.exit != Some(Exit::Done) && recent) {
+            needed.extend([plan.image.layout, plan.image.rootfs].map(PathBuf::from));
+            needed.extend(plan.mounts.into_iter().map(|mount| PathBuf::from(mount.host)));
+        }
+    }
+    Ok(needed)
 }
 
 fn entries(jobs: &Path) -> Result<Vec<String>, JobsError> {

@@ -167,6 +167,7 @@ fn show(screen: &mut Screen, event: &Event) {
             screen.show("Writing", &format!("{file} ({})", ByteSize(*written)), 0, 0);
         }
         Event::Retrying { file, reason } => screen.warn(&format!("{file}: trying again: {reason}")),
+        Event::Waiting { what } => screen.show("Waiting", &format!("until {what}"), 0, 0),
         Event::Unpacking { file } => screen.show("Unpacking", file, 0, 0),
         Event::Pruning { file } => screen.show("Pruning", file, 0, 0),
         Event::Compiling { packages } => screen.show("Compiling", &packages.join(", "), 0, 0),

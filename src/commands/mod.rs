@@ -3,6 +3,7 @@
 mod build;
 mod completions;
 mod data;
+mod gc;
 mod jobs;
 mod launch;
 mod registry;
@@ -36,6 +37,7 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Index(arguments) => registry::index(&arguments),
         Command::Sbom(arguments) => supply::sbom(&arguments),
         Command::Provenance(arguments) => supply::provenance(&arguments),
+        Command::Gc(arguments) => gc::gc(&arguments),
         Command::Data(Data::Prepare(arguments)) => data::prepare(&arguments),
         Command::Completions(arguments) => completions::completions(&arguments),
         Command::Man(arguments) => completions::man(&arguments),

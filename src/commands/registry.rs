@@ -21,6 +21,7 @@ pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
     let reference: Reference = arguments.reference.parse()?;
     let _interrupt = Interrupt::watch()?;
     let settings = settings(&Settings::from_environment()?, false)?;
+    let _in_use = Store::new(&settings.cache).in_use()?;
     let image = layout(&arguments.image)?;
     let options = Options { plain_http: arguments.plain_http, ..Options::default() };
     let mut screen = Screen::new();
@@ -61,6 +62,7 @@ pub(crate) fn pull(arguments: &Pull) -> Result<Exit, Failure> {
     let reference: Reference = arguments.reference.parse()?;
     let _interrupt = Interrupt::watch()?;
     let settings = settings(&Settings::from_environment()?, false)?;
+    let _in_use = Store::new(&settings.cache).in_use()?;
     let options = Options { plain_http: arguments.plain_http, ..Options::default() };
     let mut screen = Screen::new();
     let mut pulled = None;
@@ -84,6 +86,7 @@ pub(crate) fn pull(arguments: &Pull) -> Result<Exit, Failure> {
 
 pub(crate) fn export(arguments: &Export) -> Result<Exit, Failure> {
     let _interrupt = Interrupt::watch()?;
+    let _in_use = Store::new(&Settings::from_environment()?.cache).in_use()?;
     let image = layout(&arguments.image)?;
     let format = match arguments.format {
         ArchiveFormat::OciArchive => FileFormat::OciArchive,

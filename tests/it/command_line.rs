@@ -20,7 +20,7 @@ fn completions_and_man_pages_name_every_command() {
     done(&["man", folder.path().to_str().unwrap()]);
     for command in [
         "launch", "status", "logs", "stop", "lock", "build", "vendor", "inspect", "verify", "push", "pull",
-        "export", "index", "data",
+        "export", "index", "gc", "data",
     ] {
         assert!(script.contains(&format!("trainyard,{command}")), "{command}");
         assert!(folder.path().join(format!("trainyard-{command}.1")).is_file(), "{command}");

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 
+mod cache;
 mod command_line;
 mod cuda;
 mod image;

@@ -236,6 +236,7 @@ pub(crate) fn compile(
     let tools = &settings.tools;
     let _only_one = store.lock(&format!("cargo-{}", name_of(target)))?;
     fs_err::create_dir_all(target).map_err(store::io_error("create", target))?;
+    store::used(target);
     let path = path_with(&write_linker(target, toolchain, linked)?, tools);
     let sources = match crates {
         Some(crates) => vec![crates.folder.clone()],
@@ -278,13 +279,20 @@ pub(crate) fn compile(
 ///
 /// # Errors
 /// When cargo cannot be run or fails.
-pub(crate) fn tree(workspace: &Path, packages: &[String], tools: &Tools) -> Result<String, Error> {
+pub(crate) fn tree(
+    workspace: &Path,
+    packages: &[String],
+    crates: Option<&CrateFolder>,
+    tools: &Tools,
+) -> Result<String, Error> {
     let fixed = "tree --locked --offline --edges normal,no-proc-macro --prefix depth --color never --target";
     let mut arguments: Vec<&str> = fixed.split(' ').collect();
     arguments.extend([TARGET, "--format", "{p}\t{l}"]);
     for package in packages {
         arguments.extend(["--package", package]);
     }
+    let options = crates.map(CrateFolder::options).unwrap_or_default();
+    arguments.extend(options.iter().map(String::as_str));
     ask("cargo", &arguments, workspace, tools)
 }
 

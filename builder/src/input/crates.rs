@@ -181,6 +181,7 @@ impl Crates {
         let folder = store.folder("crates")?.join(key.hex());
         let _only_one = store.lock(&format!("crates-{}", key.short()))?;
         if folder.is_dir() {
+            store::used(&folder);
             return Ok(Some(CrateFolder { folder }));
         }
         let staging = store.staging()?;
@@ -205,7 +206,7 @@ pub(crate) struct CrateFolder {
 
 impl CrateFolder {
     /// Options by which cargo takes crates from the folder, whatever its own configuration says.
-    pub(crate) fn options(&self) -> Vec<OsString> {
+    pub(crate) fn options(&self) -> Vec<String> {
         // A JSON string is one of TOML.
         let folder = serde_json::Value::from(self.folder.display().to_string());
         [
@@ -213,7 +214,7 @@ impl CrateFolder {
             format!("source.crates-io.replace-with=\"{REPLACEMENT}\""),
         ]
         .into_iter()
-        .flat_map(|setting| ["--config".into(), setting.into()])
+        .flat_map(|setting| ["--config".to_owned(), setting])
         .collect()
     }
 }

@@ -18,7 +18,7 @@ use crate::index::simple::Place;
 use crate::index::{self, apt};
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
-use crate::store::{Store, digest_of};
+use crate::store::{self, Store, digest_of};
 use crate::unpacked::{self, Entries};
 
 /// Pins packages: those asked for, by name or `name=version`, and what they depend on where `dependencies` says so.
@@ -110,6 +110,7 @@ pub(crate) fn objects(
 ) -> Result<PathBuf, Error> {
     let folder = store.folder("objects")?.join(file.sha256.hex());
     if first_difference(&folder, objects).is_none() {
+        store::used(&folder);
         return Ok(folder);
     }
     let path = get(file, store, settings, progress)?;

@@ -61,6 +61,7 @@ fn locked(
 ) -> Result<Layout, Error> {
     let kept = settings.cache.join("images").join(digest.hex());
     if oci::is_whole(&kept) {
+        store::used(&kept);
         return Ok(Layout::open(&kept)?);
     }
     let has_it = |folder: &&PathBuf| oci::blob_path(folder, digest).is_file();
@@ -203,7 +204,10 @@ pub(crate) fn base(
         let note = asked.store.folder("bases")?.join(format!("{}.json", digest.hex()));
         let remembered = std::fs::read(&note).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let Remembered { diff_id, unpacked_size, .. } = match remembered {
-            Some(remembered) => remembered,
+            Some(remembered) => {
+                store::used(&note);
+                remembered
+            }
             None => {
                 let read = |source| oci::Error::Read { path: path.clone(), source };
                 let (diff_id, unpacked_size) = digest_of(layout.layer(described)?).map_err(read)?;
@@ -230,6 +234,8 @@ pub(crate) fn base(
             let failed = |source| oci::Error::Read { path: path.clone(), source };
             io::copy(&mut File::open(&path).map_err(failed)?, &mut incoming).map_err(failed)?;
             asked.layers.keep(incoming)?;
+        } else {
+            store::used(&asked.layers.path(&digest));
         }
         let size = described.size();
         layers.push(Layer { name: asked.input.clone(), digest, size, diff_id, unpacked_size, compression });

@@ -97,6 +97,7 @@ impl Repository {
         })?;
         let layout = self.store.folder("images")?.join(digest.hex());
         let _only_one = self.store.lock(&format!("image-{}", digest.short()))?;
+        store::used(&layout);
         if !oci::is_whole(&layout) {
             let staging = self.store.staging()?;
             let described = DescriptorBuilder::default()

@@ -237,6 +237,7 @@ fn sha1(file: &tree::File, store: &Store) -> Result<String, Error> {
         && remembered.len() == 40
         && remembered.bytes().all(|byte| byte.is_ascii_hexdigit())
     {
+        store::used(&note);
         return Ok(remembered);
     }
     let read = |source| Error::Read { path: file.source.clone(), source };

@@ -8,6 +8,7 @@
 
 mod archives;
 mod bases;
+mod collecting;
 mod contracts;
 mod cuda_inputs;
 mod debian;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use trainyard_builder::input::crates;
 use trainyard_builder::settings::{LinkFrom, Settings};
 use trainyard_builder::store::{self, Store};
+use trainyard_builder::supply::{Facts, spdx};
 use trainyard_builder::{corpus, image, index, input, vendor};
 use trainyard_spec::Digest;
 use trainyard_spec::vendored::VendoredIndex;
@@ -159,6 +160,10 @@ fn an_image_comes_from_the_folder_alone_with_the_same_digest() {
     let second = image::build(&manifest, &settings, &quiet).unwrap();
     assert_eq!(second.not_reproducible, None);
     assert_eq!(second.digest, first.image.digest);
+    let bill = |image: &image::Image, cache: &Path| {
+        spdx::write(&Facts::read(&image.digest, cache).unwrap()).unwrap()
+    };
+    assert_eq!(bill(&second, &settings.cache), bill(&first.image, &first.settings.cache));
     assert!(!folder.path().join("there/cargo/registry").exists(), "cargo asked for an index");
 
     // A crate whose file is another one is refused before cargo sees it.

@@ -1,5 +1,8 @@
 //! Run directories seen from outside.
 
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
 use trainyard_launcher::jobs::{self, Phase, Stopped};
 use trainyard_launcher::logs::Logs;
 use trainyard_launcher::run_dir::{self, RunDir, RunDirError};
@@ -103,6 +106,41 @@ fn a_run_directory_is_new_or_empty_and_stays_where_it_is() {
     drop(RunDir::create(&plan).unwrap());
     std::fs::rename(at("empty"), at("moved")).unwrap();
     assert!(matches!(RunDir::open(&at("moved")), Err(RunDirError::Moved { .. })));
+}
+
+#[test]
+fn what_a_job_that_may_go_on_needs_is_known() {
+    let lab = Lab::process();
+    let jobs_folder = lab.dir.path();
+    let (past, future) = (SystemTime::UNIX_EPOCH, SystemTime::now() + Duration::from_secs(3600));
+    let needed = |moment| jobs::needed(jobs_folder, moment).unwrap();
+    let plan = lab.plan("needs-1", 1, 0, "sleep 0.2");
+    let image = Path::new(&plan.image.layout);
+    let mut while_running = None;
+    let ran = lab.run(&plan, |record, _| {
+        if matches!(&record.event, JobEvent::Node { said: NodeEvent::Ready, .. }) {
+            while_running = Some(needed(future));
+        }
+    });
+    assert_eq!(ran.outcome().exit, Exit::Done);
+    let while_running = while_running.unwrap();
+    for path in [image, Path::new(&plan.image.rootfs), &jobs_folder.join("data")] {
+        assert!(while_running.contains(path), "{path:?} is not in {while_running:?}");
+    }
+    assert!(needed(past).is_empty(), "it is done");
+
+    // One that failed can be gone on with for a while.
+    let failing = lab.plan("fails-1", 1, 0, "exit 1");
+    assert_ne!(lab.run(&failing, |_, _| {}).outcome().exit, Exit::Done);
+    assert!(needed(past).contains(image) && needed(future).is_empty());
+
+    // One whose controller is gone may still run, however long ago that was.
+    drop(RunDir::create(&lab.plan("left-1", 1, 0, "true")).unwrap());
+    assert!(needed(future).contains(image));
+    // A folder that is no job, and a plan that nobody can read any more, need nothing.
+    std::fs::create_dir(jobs_folder.join("other")).unwrap();
+    std::fs::write(jobs_folder.join("left-1/plan.json"), "{\"version\": 9}").unwrap();
+    assert!(needed(future).is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use trainyard_builder::corpus::{self, Source};
 use trainyard_builder::settings::{LinkFrom, Settings as BuildSettings};
-use trainyard_builder::store::digest_of;
+use trainyard_builder::store::{digest_of, used};
 use trainyard_builder::{image, oci, unpack};
 use trainyard_launcher::plan::Image;
 use trainyard_spec::job::JobManifest;
@@ -104,6 +104,7 @@ fn tokens(
             Err(error) => return Err(error.into()),
         }
     }
+    used(&out);
     let data = Dataset::open(&out)?;
     // Found here and not by every rank of a job that has been made.
     data.require_context(&out, job.model.context)?;

@@ -6,6 +6,7 @@ mod result;
 
 use std::path::{Path, PathBuf};
 
+use trainyard_builder::store::Store;
 use trainyard_launcher::engine::{EngineChoice, EngineError, EngineSettings};
 use trainyard_launcher::machine::Machine;
 use trainyard_launcher::plan::{self, Launch as Request, PlanError};
@@ -44,6 +45,8 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
     // Before anything that takes long.
     let named_run_dir = arguments.run_dir.as_deref().map(new_run_dir).transpose()?;
     let interrupt = Interrupt::watch()?;
+    // Until the job is made, which says itself what it needs of the cache.
+    let in_use = Store::new(&settings.cache).in_use()?;
     let inputs = inputs::prepare(arguments, &path, &job, &settings, &mut screen)?;
     let machine = Machine::read().map_err(|error| Failure::new(Exit::Preflight, error))?;
     let session = Session::start()?;
@@ -98,6 +101,7 @@ pub(crate) fn launch(arguments: &Launch) -> Result<Exit, Failure> {
             break run_dir;
         }
     };
+    drop(in_use);
     result::remember_sample(&run_dir, job.sample.as_ref())?;
     start(arguments, run_dir, &session, &mut screen)
 }
