@@ -40,6 +40,10 @@ pub(crate) enum Command {
     Export(Export),
     /// Put images for several platforms under one name
     Index(Index),
+    /// Sign an image in a registry with a key of one's own
+    Sign(Sign),
+    /// See that an image in a registry was signed with a key
+    VerifySignature(VerifySignature),
     /// Print the bill of materials of an image that has been built
     Sbom(Sbom),
     /// Print how an image was built, as a statement with SLSA provenance
@@ -226,6 +230,11 @@ pub(crate) struct Push {
     pub(crate) image: PathBuf,
     /// Where to: HOST[:PORT]/NAME[:TAG]
     pub(crate) reference: String,
+    /// Sign the image, and what is attached to it, with this private key, of cosign or in PKCS#8 (PEM)
+    #[arg(long, value_name = "KEY")]
+    pub(crate) sign: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) password: Password,
     /// Speak plain HTTP with the registry; this machine's own registries need no such word
     #[arg(long)]
     pub(crate) plain_http: bool,
@@ -278,6 +287,43 @@ pub(crate) struct Export {
     /// Write to this new file
     #[arg(long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+}
+
+/// A key that signs.
+#[derive(Debug, Args)]
+pub(crate) struct Password {
+    /// File with the key's password, if it has one [default: what COSIGN_PASSWORD says]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Sign {
+    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    pub(crate) reference: String,
+    /// Private key, of cosign or in PKCS#8 (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    #[command(flatten)]
+    pub(crate) password: Password,
+    /// Speak plain HTTP with the registry; this machine's own registries need no such word
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifySignature {
+    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    pub(crate) reference: String,
+    /// Public key (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    /// Speak plain HTTP with the registry; this machine's own registries need no such word
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
 }
 
 /// A form of a bill of materials.

@@ -128,6 +128,7 @@ fn registry_exit(error: &trainyard_builder::registry::Error) -> Exit {
     use trainyard_builder::registry::Error;
     match error {
         Error::Offline { .. } | Error::OtherImage { .. } | Error::NoPlatform { .. } => Exit::Usage,
+        Error::Key(_) => Exit::Usage,
         _ => Exit::Input,
     }
 }
@@ -143,6 +144,7 @@ failures! {
         trainyard_builder::supply::Error::Unknown { .. } => Exit::Usage,
         _ => Exit::Input,
     }, |error| error.hint().map(str::to_owned);
+    trainyard_builder::supply::key::Error => |_| Exit::Usage, |error| error.hint().map(str::to_owned);
     trainyard_builder::supply::redistribution::Error => |error| match error {
         trainyard_builder::supply::redistribution::Error::LocalOnly { .. }
         | trainyard_builder::supply::redistribution::Error::Files { .. } => Exit::Invalid,

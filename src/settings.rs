@@ -14,6 +14,12 @@ pub(crate) struct Settings {
     pub(crate) jobs: PathBuf,
 }
 
+/// The password of an encrypted signing key, where the environment has one.
+pub(crate) fn key_password() -> Option<Vec<u8>> {
+    use std::os::unix::ffi::OsStringExt as _;
+    env::var_os(names::COSIGN_PASSWORD).map(std::ffi::OsString::into_vec)
+}
+
 /// No folder to keep files in.
 #[derive(Debug, thiserror::Error)]
 #[error(

@@ -15,6 +15,8 @@ pub const XDG_RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 pub const CUDA_REDIST: &str = "TRAINYARD_CUDA_REDIST";
 /// Read: a folder that `trainyard vendor` wrote, in which locked files are looked for before any server is asked.
 pub const VENDORED: &str = "TRAINYARD_VENDORED";
+/// Read: the password of an encrypted signing key, as cosign reads it.
+pub const COSIGN_PASSWORD: &str = "COSIGN_PASSWORD";
 
 /// Set for `trainyard-node`: path of its [`crate::plan::NodePlan`] as JSON, as seen inside the node.
 pub const NODE_PLAN: &str = "TRAINYARD_NODE_PLAN";

@@ -35,6 +35,8 @@ pub(crate) fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Pull(arguments) => registry::pull(&arguments),
         Command::Export(arguments) => registry::export(&arguments),
         Command::Index(arguments) => registry::index(&arguments),
+        Command::Sign(arguments) => supply::sign(&arguments),
+        Command::VerifySignature(arguments) => supply::verify_signature(&arguments),
         Command::Sbom(arguments) => supply::sbom(&arguments),
         Command::Provenance(arguments) => supply::provenance(&arguments),
         Command::Gc(arguments) => gc::gc(&arguments),

@@ -3,13 +3,14 @@
 use trainyard_builder::export::{self, Format as FileFormat};
 use trainyard_builder::platforms;
 use trainyard_builder::progress::Progress;
-use trainyard_builder::registry::{Options, Reference, Repository};
+use trainyard_builder::registry::{Options, Reference, Repository, Signed};
 use trainyard_builder::store::Store;
-use trainyard_builder::supply::{self, Facts, redistribution};
+use trainyard_builder::supply::{self, Facts, provenance, redistribution};
 use trainyard_spec::image::Platform;
 use trainyard_spec::{ByteSize, Digest, Exit};
 
 use super::build::{copy, layout, new_folder, settings, showing};
+use super::supply::{private_key, say_signed};
 use super::{print, print_json};
 use crate::cli::{ArchiveFormat, Export, Format, Index, Pull, Push};
 use crate::failure::Failure;
@@ -23,6 +24,7 @@ pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
     let settings = settings(&Settings::from_environment()?, false)?;
     let _in_use = Store::new(&settings.cache).in_use()?;
     let image = layout(&arguments.image)?;
+    let key = arguments.sign.as_ref().map(|path| private_key(path, &arguments.password)).transpose()?;
     let options = Options { plain_http: arguments.plain_http, ..Options::default() };
     let mut screen = Screen::new();
     // Before anything is sent.
@@ -51,6 +53,23 @@ pub(crate) fn push(arguments: &Push) -> Result<Exit, Failure> {
     showing(&mut screen, attach)?;
     if !known.is_empty() {
         screen.say("Attached", "bills of materials (SPDX, CycloneDX) and provenance");
+    }
+    if let Some(key) = &key {
+        // Whoever asks for the whole, and whoever asks for one of its images, finds a signature.
+        let whole = (!images.contains(&pushed.digest)).then_some(&pushed.digest);
+        let mut total = Signed { digest: pushed.digest, added: 0, present: 0 };
+        let sign = |progress: Progress<'_>| -> Result<(), Failure> {
+            for image in images.iter().chain(whole) {
+                let facts = known.iter().find(|(known, _)| *known == image).map(|(_, facts)| facts);
+                let statements = facts.map(provenance::statements).transpose()?.unwrap_or_default();
+                let Signed { added, present, .. } = repository.sign(image, key, &statements, progress)?;
+                total.added += added;
+                total.present += present;
+            }
+            Ok(())
+        };
+        showing(&mut screen, sign)?;
+        say_signed(&mut screen, &total);
     }
     match arguments.format {
         Format::Text => print(&format!("{}\n", pushed.named(&reference))),

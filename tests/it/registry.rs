@@ -135,6 +135,57 @@ fn an_image_is_pushed_pulled_and_exported() {
 }
 
 #[test]
+fn an_image_is_signed_and_verified() {
+    if !has("docker-registry") || !has("openssl") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let openssl = |arguments: &[&str]| {
+        assert!(Command::new("openssl").args(arguments).output().unwrap().status.success())
+    };
+    for name in ["mine", "other"] {
+        let (key, public) = (path(&format!("{name}.key")), path(&format!("{name}.pub")));
+        openssl(&["genpkey", "-algorithm", "ed25519", "-out", &key]);
+        openssl(&["pkey", "-in", &key, "-pubout", "-out", &public]);
+    }
+    let (layout, digest) = layout(folder.path());
+    let (_registry, port) = Registry::start(folder.path());
+    let reference = format!("localhost:{port}/team/empty:1");
+    let (key, public) = (path("mine.key"), path("mine.pub"));
+
+    let pushed =
+        run(&mut own(folder.path(), &["push", layout.to_str().unwrap(), &reference, "--sign", &key]));
+    assert_eq!(pushed.code, Some(0), "{}", pushed.err);
+    assert!(pushed.err.contains("nothing is attached to"), "{}", pushed.err);
+    assert!(pushed.err.contains("Signed signatures and statements: 1 added, 0 were there"), "{}", pushed.err);
+    let again = run(&mut own(folder.path(), &["sign", &reference, "--key", &key]));
+    assert_eq!(
+        (again.code, again.out),
+        (Some(0), format!("localhost:{port}/team/empty@{digest}\n")),
+        "{}",
+        again.err
+    );
+    assert!(again.err.contains("Signed signatures and statements: 0 added, 1 were there"), "{}", again.err);
+
+    let verified = run(&mut own(folder.path(), &["verify-signature", &reference, "--key", &public]));
+    assert_eq!((verified.code, &verified.out), (Some(0), &format!("localhost:{port}/team/empty@{digest}\n")));
+    let arguments = ["verify-signature", &reference, "--key", &public, "--format", "json"];
+    let verified: Value = serde_json::from_str(&run(&mut own(folder.path(), &arguments)).out).unwrap();
+    let name = format!("localhost:{port}/team/empty");
+    assert_eq!(verified, json!({"digest": digest, "signed-as": [name], "statements": []}));
+    for (key, code, said) in [
+        (path("other.pub"), 4, "is not signed with this key; signatures by others: 1"),
+        (key, 2, "needed is \"PUBLIC KEY\""),
+        (path("missing"), 2, "cannot read the key"),
+    ] {
+        let answer = run(&mut own(folder.path(), &["verify-signature", &reference, "--key", &key]));
+        assert_eq!(answer.code, Some(code), "{}", answer.err);
+        assert!(answer.err.contains(said) && answer.out.is_empty(), "{}", answer.err);
+    }
+}
+
+#[test]
 fn an_image_that_must_not_be_handed_on_is_not_pushed() {
     let folder = tempfile::tempdir().unwrap();
     let (layout, _) =

@@ -17,6 +17,7 @@ mod pull;
 mod push;
 mod reference;
 mod referrers;
+mod signatures;
 
 use std::io;
 use std::path::PathBuf;
@@ -32,7 +33,9 @@ pub use push::Pushed;
 pub(crate) use reference::is_tag;
 pub use reference::{DEFAULT_TAG, Reference, ReferenceError};
 pub use referrers::Artifact;
+pub use signatures::{Signed, Verified};
 
+use crate::supply::key;
 use crate::{http, oci, store};
 
 /// Manifests are small; the specification asks registries to take those of up to this many bytes.
@@ -129,6 +132,17 @@ pub enum Error {
         /// The image's digest.
         found: Digest,
     },
+    /// Nobody with the key has signed the image.
+    #[error("{reference} is not signed with this key; signatures by others: {others}")]
+    NotSigned {
+        /// The image.
+        reference: String,
+        /// Signatures that are not by the key, or not of this image.
+        others: usize,
+    },
+    /// A key cannot sign.
+    #[error(transparent)]
+    Key(#[from] key::Error),
     /// A document has another form than is needed.
     #[error("{what} cannot be read: {message}")]
     Document {
@@ -186,6 +200,10 @@ impl Error {
             Self::NoPlatform { .. } => {
                 owned("push an image for this platform, or name another one by its digest")
             }
+            Self::NotSigned { .. } => {
+                owned("name the public key of who should have signed it, or sign it with: trainyard sign")
+            }
+            Self::Key(error) => error.hint().map(str::to_owned),
             Self::OtherImage { .. } => owned("leave out the digest, or push the image that it names"),
             Self::Store(error) | Self::Layout(oci::Error::Store(error)) => error.hint().map(str::to_owned),
             Self::Http(_)

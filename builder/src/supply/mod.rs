@@ -10,8 +10,10 @@ pub mod cyclonedx;
 mod debian;
 mod facts;
 mod inventory;
+pub mod key;
 pub mod provenance;
 pub mod redistribution;
+pub(crate) mod signing;
 pub mod spdx;
 
 pub(crate) use facts::Made;

@@ -1,6 +1,7 @@
 //! What is written about images: read by the formats' own tools, and the same each time.
 
 mod pushing;
+mod signing;
 mod validators;
 
 use std::path::{Path, PathBuf};

@@ -5,8 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The packages, and a mark of this set in the folder's name.
-const PACKAGES: [&str; 3] =
-    ["spdx-tools==0.8.5", "cyclonedx-python-lib[json-validation]==11.12.0", "in-toto-attestation==0.9.3"];
+const PACKAGES: [&str; 5] = [
+    "spdx-tools==0.8.5",
+    "cyclonedx-python-lib[json-validation]==11.12.0",
+    "in-toto-attestation==0.9.3",
+    "securesystemslib[crypto]==1.6.0",
+    "PyNaCl==1.6.2",
+];
 
 const CYCLONEDX: &str = r#"
 import sys
@@ -31,6 +36,39 @@ if read["predicateType"] == "https://slsa.dev/provenance/v1":
     assert found.build_definition.build_type and found.run_details.builder.id, found
 "#;
 
+/// DSSE by the library that TUF and in-toto share.
+const ENVELOPE: &str = r#"
+import json, sys
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import SSlibKey
+key = SSlibKey.from_crypto(load_pem_public_key(open(sys.argv[2], "rb").read()))
+key.keyid = ""
+Envelope.from_dict(json.load(open(sys.argv[1]))).verify([key], 1)
+"#;
+
+/// What `cosign generate-key-pair` does with a key, with Python's scrypt and libsodium's secretbox.
+const ENCRYPT: &str = r#"
+import base64, hashlib, json, os, sys
+from cryptography.hazmat.primitives import serialization as s
+from nacl.secret import SecretBox
+path, label, password = sys.argv[1:]
+key = s.load_pem_private_key(open(path, "rb").read(), None)
+der = key.private_bytes(s.Encoding.DER, s.PrivateFormat.PKCS8, s.NoEncryption())
+salt, nonce = os.urandom(32), os.urandom(24)
+derived = hashlib.scrypt(password.encode(), salt=salt, n=65536, r=8, p=1, maxmem=1 << 27, dklen=32)
+text = lambda data: base64.b64encode(data).decode()
+body = text(json.dumps({
+    "kdf": {"name": "scrypt", "params": {"N": 65536, "r": 8, "p": 1}, "salt": text(salt)},
+    "cipher": {"name": "nacl/secretbox", "nonce": text(nonce)},
+    "ciphertext": text(SecretBox(derived).encrypt(der, nonce).ciphertext),
+}).encode())
+print(f"-----BEGIN {label}-----")
+for at in range(0, len(body), 64):
+    print(body[at:at + 64])
+print(f"-----END {label}-----")
+"#;
+
 /// Validators of documents.
 pub(crate) struct Validators {
     folder: PathBuf,
@@ -39,7 +77,7 @@ pub(crate) struct Validators {
 impl Validators {
     /// None where there is no Python, or pip reaches no index; not so in CI.
     pub(crate) fn get() -> Option<Self> {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("validators-2");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("validators-3");
         let gate = File::create(folder.with_extension("lock")).unwrap();
         gate.lock().unwrap();
         let done = folder.join("done");
@@ -78,6 +116,24 @@ impl Validators {
         let path = room.path().join(name);
         std::fs::write(&path, document).unwrap();
         told(&Command::new(self.folder.join("bin/python")).args(["-c", script]).arg(&path).output().unwrap())
+    }
+
+    /// Whether the key in the file `public` has signed an envelope, by `securesystemslib`.
+    pub(crate) fn envelope(&self, envelope: &[u8], public: &Path) -> Result<(), String> {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("envelope.json");
+        std::fs::write(&path, envelope).unwrap();
+        let python = self.folder.join("bin/python");
+        told(&Command::new(python).args(["-c", ENVELOPE]).arg(&path).arg(public).output().unwrap())
+    }
+
+    /// A private key, encrypted as cosign does it.
+    pub(crate) fn encrypted(&self, private: &Path, label: &str, password: &str) -> Vec<u8> {
+        let python = self.folder.join("bin/python");
+        let output =
+            Command::new(python).args(["-c", ENCRYPT]).arg(private).args([label, password]).output().unwrap();
+        told(&output).unwrap();
+        output.stdout
     }
 
     /// The word of the SPDX project's `pyspdxtools`.
