@@ -1,5 +1,6 @@
 //! Making and reading locks: every input of a manifest pinned by sha256, in a file beside it.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -110,6 +111,7 @@ pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Res
     store.sweep()?;
     let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut locked = BTreeMap::new();
+    let debian = OnceCell::new();
     for (name, input) in &inputs {
         progress(Event::Resolving { input: name.clone() });
         let failed = |error| Error::Input { input: name.clone(), source: Box::new(error) };
@@ -118,10 +120,11 @@ pub fn lock(manifest: &Path, settings: &Settings, progress: Progress<'_>) -> Res
                 python::resolve(package, version, *artifact, platform, &store, settings, progress)
                     .map_err(failed)?
             }
-            Input::Deb { packages, .. } => {
+            Input::Deb { packages, dependencies } => {
                 // Only images have packages of a distribution, and images have a platform.
                 let platform = platform.unwrap_or(Platform::Amd64);
-                deb::resolve_all(packages, platform, &store, settings, progress).map_err(failed)?
+                let asked = deb::Asked { packages, dependencies: *dependencies, platform };
+                deb::resolve(&asked, &debian, &store, settings, progress).map_err(failed)?
             }
             Input::Cuda { version, libraries, from, nccl } => {
                 let asked = Asked { version, libraries, from: *from, nccl: nccl.as_deref() };

@@ -4,6 +4,8 @@
 //! only when something has to be fetched.
 
 pub(crate) mod apt;
+pub(crate) mod deb822;
+pub(crate) mod debian;
 mod pip;
 pub(crate) mod simple;
 

@@ -1,6 +1,7 @@
 //! Debian packages: found in the archives that apt is configured for, pinned by sha256, and unpacked without any
 //! scriptlet.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,29 +15,68 @@ use super::archive::{self, Kind, Limits};
 use super::fetch::{Access, fetch};
 use super::{Error, link};
 use crate::http::Client;
+use crate::index;
+use crate::index::debian::Lists;
 use crate::index::simple::Place;
-use crate::index::{self, apt};
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
+use crate::solve::{self, Packages as _};
 use crate::store::{self, Store, digest_of};
 use crate::unpacked::{self, Entries};
 
-/// Pins packages: those asked for, by name or `name=version`, and what they depend on where `dependencies` says so.
+/// What a manifest asks for.
+pub(crate) struct Asked<'a> {
+    /// Names, or `name=version`.
+    pub(crate) packages: &'a [String],
+    /// Whether what they depend on is taken, too.
+    pub(crate) dependencies: bool,
+    pub(crate) platform: Platform,
+}
+
+/// Pins packages. `lists` holds the archives' lists once they have been read.
 ///
 /// # Errors
-/// When no archive has one, a server fails, or a package is not what its archive says.
-pub(crate) fn resolve_all(
-    asked: &[String],
-    platform: Platform,
+/// When no archive has a package or what it needs, a server fails, or a package is not what its archive says.
+pub(crate) fn resolve(
+    asked: &Asked<'_>,
+    lists: &OnceCell<Lists>,
     store: &Store,
     settings: &Settings,
     progress: Progress<'_>,
 ) -> Result<LockedInput, Error> {
-    let mut package = BTreeMap::new();
-    for asked in asked {
+    let first = asked.packages.first().cloned().unwrap_or_default();
+    if settings.offline {
+        return Err(index::Error::Offline { file: first }.into());
+    }
+    let sources = &settings.index.debian;
+    if sources.is_empty() {
+        return Err(index::Error::NoDebianArchive { package: first }.into());
+    }
+    let lists = match lists.get() {
+        Some(lists) => lists,
+        None => {
+            let client = Client::new(&settings.network);
+            let read = Lists::load(sources, &client, asked.platform.architecture(), progress)?;
+            lists.get_or_init(|| read)
+        }
+    };
+    let mut needs = Vec::new();
+    for asked in asked.packages {
         let (name, version) =
             asked.split_once('=').map_or((asked.as_str(), None), |(name, version)| (name, Some(version)));
-        package.insert(name.to_owned(), resolve(name, version, platform, store, settings, progress)?);
+        needs.push(lists.ask(name, version)?);
+    }
+    let taken = if asked.dependencies {
+        solve::solve(lists, &needs).map_err(|reason| Error::Unsolvable { reason })?
+    } else {
+        needs.iter().filter_map(|need| need.any_of.first().copied()).collect()
+    };
+    let mut package = BTreeMap::new();
+    for id in taken {
+        let file = lists.file(id)?.clone();
+        let objects = link_objects(&file, store, settings, progress)?;
+        let locked = LockedDeb { version: lists.version(id).to_owned(), file, objects };
+        package.insert(lists.name(id).to_owned(), locked);
     }
     Ok(LockedInput::Deb { package })
 }
@@ -66,26 +106,14 @@ pub(crate) fn unpack(
 /// Most bytes of a control file.
 const CONTROL_LIMIT: u64 = 1 << 20;
 
-/// Pins a package and the objects in it that a cargo input may link.
-///
-/// # Errors
-/// When no archive has it, a server fails, or the package is not what its archive says.
-fn resolve(
-    package: &str,
-    version: Option<&str>,
-    platform: Platform,
+/// The objects in a package that a cargo input may link, with their digests.
+fn link_objects(
+    file: &LockedFile,
     store: &Store,
     settings: &Settings,
     progress: Progress<'_>,
-) -> Result<LockedDeb, Error> {
-    if settings.offline {
-        return Err(index::Error::Offline { file: package.to_owned() }.into());
-    }
-    let client = Client::new(&settings.network);
-    let sources = &settings.index.debian;
-    let listed = apt::find(sources, &client, package, version, platform.architecture(), progress)?;
-    let file = LockedFile { name: listed.path, size: listed.size, sha256: listed.sha256 };
-    let path = get(&file, store, settings, progress)?;
+) -> Result<BTreeMap<String, Digest>, Error> {
+    let path = get(file, store, settings, progress)?;
     progress(Event::Unpacking { file: file.name.clone() });
     let mut objects = BTreeMap::new();
     archive::visit_files(&path, Kind::Deb, Limits::default(), &mut |name, body| {
@@ -94,7 +122,7 @@ fn resolve(
         }
         Ok(())
     })?;
-    Ok(LockedDeb { version: listed.version, file, objects })
+    Ok(objects)
 }
 
 /// A folder with the package's locked objects, each verified just now.

@@ -65,6 +65,12 @@ pub enum Error {
         /// Its media type.
         media_type: String,
     },
+    /// Packages of a distribution do not go together, or need what there is not.
+    #[error("the packages asked for cannot be had together: {reason}")]
+    Unsolvable {
+        /// Who needs what, at which version, and what there is.
+        reason: String,
+    },
     /// A CUDA release is not what is asked for.
     #[error("{what}: {message}")]
     Cuda {
@@ -162,6 +168,9 @@ impl Error {
             Self::Lacks { .. } | Self::ObjectDiffers { .. } => {
                 Some("the lock was not made from this package; make it anew with `trainyard lock`".to_owned())
             }
+            Self::Unsolvable { .. } => Some(
+                "ask for other versions, add the archive that has what is missing, or take exactly the packages named with dependencies = false".to_owned(),
+            ),
             Self::Registry(error) => error.hint(),
             Self::Reference(error) => Some(format!(
                 "{}, or the path of a layout or archive that begins with ./, ../ or /",
@@ -190,6 +199,7 @@ impl Error {
             | Self::Layout(_)
             | Self::BaseDiffers { .. }
             | Self::BaseLayer { .. }
+            | Self::Unsolvable { .. }
             | Self::Cuda { .. }
             | Self::Lacks { .. }
             | Self::ObjectDiffers { .. } => false,

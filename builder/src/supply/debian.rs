@@ -13,7 +13,7 @@ use trainyard_spec::lock::LockedDeb;
 use super::facts::{Kind, Package};
 use super::inventory::{archive, deb_id, package};
 use super::purl;
-use crate::index::apt::Paragraphs;
+use crate::index::deb822::Paragraphs;
 
 /// Most paragraphs of a copyright file.
 const MOST_PARAGRAPHS: usize = 10_000;

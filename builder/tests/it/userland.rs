@@ -11,6 +11,7 @@ use trainyard_builder::image::{self, build};
 use trainyard_builder::oci::Layout;
 use trainyard_builder::settings::Settings;
 use trainyard_builder::{gpus, inspect, lock, unpack};
+use trainyard_spec::lock::LockedInput;
 
 /// A manifest with a program of this machine that needs the C library, and these inputs beside it.
 fn manifest(folder: &Path, inputs: &str) -> PathBuf {
@@ -244,5 +245,47 @@ CLOSURE"#;
             .unwrap();
         let error = build(&path, &settings, &|_| {}).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+/// What apt itself would install into an empty root; none where this machine has no apt or no lists.
+fn closure_of_apt(packages: &[&str]) -> Option<Vec<String>> {
+    let output = Command::new("apt-get")
+        .args(["install", "-s", "--no-install-recommends", "-o", "Dir::State::status=/dev/null"])
+        .args(packages)
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut names: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next())
+        .map(|name| name.split(':').next().unwrap().to_owned())
+        .collect();
+    names.sort();
+    (output.status.success() && !names.is_empty()).then_some(names)
+}
+
+#[test]
+fn dependencies_are_those_that_apt_finds() {
+    let folder = TempDir::new().unwrap();
+    let settings = Settings::from_environment(folder.path().join("cache")).unwrap();
+    for packages in [&["libc6", "libgcc-s1", "libstdc++6"][..], &["openssh-client"]] {
+        let path =
+            manifest(folder.path(), &format!("[input.userland]\nkind = \"deb\"\npackages = {packages:?}"));
+        let locked = match lock::lock(&path, &settings, &|_| {}) {
+            Err(lock::Error::Input { source, .. }) if source.is_out_of_reach() => {
+                assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must reach an archive: {source}");
+                eprintln!("SKIPPED, no Debian archive has these packages: {source}");
+                return;
+            }
+            locked => locked.unwrap(),
+        };
+        let Some(LockedInput::Deb { package }) = locked.input.values().next() else { panic!("{locked:?}") };
+        let Some(expect) = closure_of_apt(packages) else {
+            eprintln!("SKIPPED, apt-get has no package lists here to compare with");
+            return;
+        };
+        assert_eq!(package.keys().collect::<Vec<_>>(), expect.iter().collect::<Vec<_>>(), "{packages:?}");
+        build(&path, &settings, &|_| {}).unwrap_or_else(|error| panic!("{packages:?}: {error}"));
     }
 }
