@@ -31,6 +31,7 @@ pub mod progress;
 pub mod prune;
 pub mod registry;
 pub mod settings;
+pub mod signature;
 mod solve;
 pub mod store;
 pub mod supply;

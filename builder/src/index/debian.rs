@@ -1,6 +1,7 @@
 //! The package lists of Debian archives: which packages there are, and what they need (Debian Policy, chapter 7).
 //!
-//! Needed is what `Pre-Depends` and `Depends` say, excluded what `Conflicts` and `Breaks` say. Deliberately left out:
+//! A list counts if its suite's signed Release file has its sha256, or apt is told to trust the archive without. Needed is
+//! what `Pre-Depends` and `Depends` say, excluded what `Conflicts` and `Breaks` say. Deliberately left out:
 //! recommendations, and packages that are essential and that nothing names.
 
 use std::collections::BTreeMap;
@@ -11,11 +12,11 @@ use trainyard_spec::Digest;
 use trainyard_spec::lock::LockedFile;
 
 use super::Error;
-use super::apt::AptSource;
+use super::apt::{AptSource, Trust};
 use super::deb822::Paragraphs;
+use super::release::{Asking, Release};
 use crate::decompress::decompress;
-use crate::http::{Client, Endpoint};
-use crate::progress::Progress;
+use crate::http::Endpoint;
 use crate::solve::{Exclusion, Id, Need, Needs, Packages};
 
 /// Most bytes of a package list, packed and unpacked.
@@ -45,18 +46,19 @@ pub(crate) struct Lists {
     provided: BTreeMap<Box<str>, Vec<(Id, Option<Version>)>>,
     /// The address of each list.
     lists: Vec<String>,
+    /// Whether newer versions from each list are taken without being asked for.
+    automatic: Vec<bool>,
 }
 
 impl Lists {
     /// Reads the lists of all archives.
     ///
     /// # Errors
-    /// When a server fails, or a list makes no sense.
+    /// When a server fails, a list makes no sense, or an archive is not signed as it has to be.
     pub(crate) fn load(
         sources: &[AptSource],
-        client: &Client,
         architecture: &str,
-        progress: Progress<'_>,
+        asking: &Asking<'_>,
     ) -> Result<Self, Error> {
         let mut found = Self::default();
         let mut provides = Vec::new();
@@ -65,9 +67,18 @@ impl Lists {
         };
         for source in sources.iter().filter(is_asked) {
             for suite in &source.suites {
+                let release = Release::of(source, suite, asking)?;
+                if release.is_none() && source.trust != Trust::Unsigned {
+                    found.lists.push(format!("{}dists/{suite}/ (it has no Release file)", source.root));
+                    found.automatic.push(false);
+                    continue;
+                }
+                let also_all = release.as_ref().is_some_and(|release| release.all_apart);
                 for component in &source.components {
-                    let folder = format!("dists/{suite}/{component}/binary-{architecture}/");
-                    found.add(&source.root, &folder, client, &mut provides, progress)?;
+                    for architecture in [architecture, "all"].into_iter().take(1 + usize::from(also_all)) {
+                        let folder = format!("{component}/binary-{architecture}/");
+                        found.add(&source.root, suite, &folder, release.as_ref(), &mut provides, asking)?;
+                    }
                 }
             }
         }
@@ -78,25 +89,28 @@ impl Lists {
     fn add(
         &mut self,
         root: &Endpoint,
+        suite: &str,
         folder: &str,
-        client: &Client,
+        release: Option<&Release>,
         provides: &mut Vec<Box<str>>,
-        progress: Progress<'_>,
+        asking: &Asking<'_>,
     ) -> Result<(), Error> {
-        self.lists.push(format!("{root}{folder}"));
+        self.lists.push(format!("{root}dists/{suite}/{folder}"));
+        self.automatic.push(release.is_none_or(|release| !release.not_automatic));
         for name in ["Packages.xz", "Packages.gz"] {
             let path = format!("{folder}{name}");
-            let bad = |message: String| Error::Page { url: format!("{root}{path}"), message };
-            let endpoint = root.join(&path).map_err(|error| bad(error.to_string()))?;
-            let page = match client.page(&endpoint, "*/*", LIST_LIMIT, progress) {
-                Ok(page) => page,
-                Err(error) if error.is_absent() => continue,
-                Err(error) => return Err(error.into()),
+            let url = format!("{root}dists/{suite}/{path}");
+            let body = match release {
+                Some(release) => release.file(root, suite, &path, LIST_LIMIT, asking)?,
+                None => unsigned(root, &format!("dists/{suite}/{path}"), asking)?,
             };
+            let Some(body) = body else { continue };
             if let Some(list) = self.lists.last_mut() {
-                *list = format!("{root}{path}");
+                list.clone_from(&url);
             }
-            return self.read(&page.body, provides).map_err(|error| bad(error.to_string()));
+            return self
+                .read(&body, provides)
+                .map_err(|error| Error::Page { url, message: error.to_string() });
         }
         Ok(())
     }
@@ -136,7 +150,11 @@ impl Lists {
     fn sort(&mut self, provides: Vec<Box<str>>) {
         let mut packages: Vec<_> = std::mem::take(&mut self.packages).into_iter().zip(provides).collect();
         // The sort is stable: of one version, the first list's comes first.
-        packages.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name).then_with(|| b.version.cmp(&a.version)));
+        let automatic = |package: &Listed| self.automatic.get(package.list).copied().unwrap_or(true);
+        packages.sort_by(|(a, _), (b, _)| {
+            let rank = automatic(b).cmp(&automatic(a));
+            a.name.cmp(&b.name).then(rank).then_with(|| b.version.cmp(&a.version))
+        });
         packages
             .dedup_by(|(later, _), (first, _)| later.name == first.name && later.version == first.version);
         for (package, provides) in packages {
@@ -254,6 +272,18 @@ impl Packages for Lists {
             found.excludes.push(Exclusion { what: group.to_owned(), packages });
         }
         Ok(found)
+    }
+}
+
+/// Gets a list that nothing is known of. None where the archive has no such list.
+fn unsigned(root: &Endpoint, path: &str, asking: &Asking<'_>) -> Result<Option<Vec<u8>>, Error> {
+    let endpoint = root
+        .join(path)
+        .map_err(|error| Error::Page { url: format!("{root}{path}"), message: error.to_string() })?;
+    match asking.client.page(&endpoint, "*/*", LIST_LIMIT, asking.progress) {
+        Ok(page) => Ok(Some(page.body)),
+        Err(error) if error.is_absent() => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

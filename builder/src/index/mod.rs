@@ -7,6 +7,7 @@ pub(crate) mod apt;
 pub(crate) mod deb822;
 pub(crate) mod debian;
 mod pip;
+pub(crate) mod release;
 pub(crate) mod simple;
 
 use std::collections::BTreeMap;
@@ -14,11 +15,11 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use apt::{AptSource, parse_list, parse_sources};
+pub use apt::{AptSource, SignedBy, Trust, parse_list, parse_sources};
 pub use pip::{FindLinks, PythonIndexes};
 use trainyard_spec::Digest;
 
-use crate::http;
+use crate::{http, signature};
 
 /// Where packages come from.
 #[derive(Debug, Clone, Default)]
@@ -161,6 +162,30 @@ pub enum Error {
         /// What was found and needed.
         message: String,
     },
+    /// An archive is not signed, and has to be.
+    #[error("{url} is not signed")]
+    Unsigned {
+        /// The file that has no signature.
+        url: String,
+    },
+    /// A signature does not count.
+    #[error("the signature of {url} does not count: {source} (keys from {keyring})")]
+    Signature {
+        /// What is signed.
+        url: String,
+        /// Where the keys are from.
+        keyring: String,
+        /// Why.
+        source: Box<signature::Error>,
+    },
+    /// An archive's signed file is too old, or from the time to come.
+    #[error("{url} {when}")]
+    OutOfDate {
+        /// The file.
+        url: String,
+        /// What it says about its time.
+        when: String,
+    },
     /// A server was needed and may not be asked.
     #[error("{file} is not in the store, and no server may be asked offline")]
     Offline {
@@ -187,6 +212,13 @@ impl Error {
             ),
             Self::Ambiguous { .. } => Some("take the source archive instead: artifact = \"sdist\""),
             Self::Changed { .. } => Some("find out why the file was replaced before you lock anew"),
+            Self::Unsigned { .. } => Some(
+                "if you trust the archive and the way to it, say so where apt is configured: trusted=yes",
+            ),
+            Self::Signature { source, .. } => source.hint(),
+            Self::OutOfDate { .. } => Some(
+                "check this machine's clock; a mirror that is no longer renewed needs check-valid-until=no in apt's configuration",
+            ),
             Self::Offline { .. } => Some("run once without --offline"),
             Self::Http(http::Error::Transport { .. }) => {
                 Some("check the network, the proxy and the certificates")
@@ -210,6 +242,9 @@ impl Error {
             | Self::Ambiguous { .. }
             | Self::Changed { .. }
             | Self::Page { .. }
+            | Self::Unsigned { .. }
+            | Self::Signature { .. }
+            | Self::OutOfDate { .. }
             | Self::Http(http::Error::TooLarge { .. } | http::Error::Sink { .. }) => false,
         }
     }

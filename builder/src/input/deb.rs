@@ -17,11 +17,13 @@ use super::{Error, link};
 use crate::http::Client;
 use crate::index;
 use crate::index::debian::Lists;
+use crate::index::release::Asking;
 use crate::index::simple::Place;
 use crate::progress::{Event, Progress};
 use crate::settings::Settings;
 use crate::solve::{self, Packages as _};
 use crate::store::{self, Store, digest_of};
+use crate::unchanged;
 use crate::unpacked::{self, Entries};
 
 /// What a manifest asks for.
@@ -56,7 +58,9 @@ pub(crate) fn resolve(
         Some(lists) => lists,
         None => {
             let client = Client::new(&settings.network);
-            let read = Lists::load(sources, &client, asked.platform.architecture(), progress)?;
+            let now = unchanged::moment(store)?;
+            let asking = Asking { client: &client, store, tools: &settings.tools, now, progress };
+            let read = Lists::load(sources, asked.platform.architecture(), &asking)?;
             lists.get_or_init(|| read)
         }
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use tempfile::TempDir;
-use trainyard_builder::index::{FindLinks, IndexSettings, parse_list, parse_sources};
+use trainyard_builder::index::{FindLinks, IndexSettings, SignedBy, Trust, parse_list, parse_sources};
 
 /// Settings from variables and files below a root; `{root}` in both stands for it.
 fn resolve(variables: &[(&str, &str)], files: &[(&str, &str)]) -> (TempDir, Result<IndexSettings, String>) {
@@ -119,4 +119,47 @@ fn apt_sources_in_both_formats() {
         ],
     );
     assert_eq!(settings.unwrap().debian.len(), 3);
+}
+
+#[test]
+fn apt_says_whose_signatures_count() {
+    let keys = |trust: &Trust| match trust {
+        Trust::Unsigned => "unsigned".to_owned(),
+        Trust::Keys(SignedBy { files, blocks, only }) => format!("{files:?} {blocks:?} {only:?}"),
+    };
+    let list = |options: &str| keys(&parse_list(&format!("deb {options} http://a.test/ x main"))[0].trust);
+    assert_eq!(list("[signed-by=/a.gpg,/b.asc arch=amd64]"), r#"["/a.gpg", "/b.asc"] [] []"#);
+    assert_eq!(list("[signed-by=abcd!]"), r#"[] [] ["ABCD"]"#);
+    assert_eq!(list("[trusted=yes signed-by=/a.gpg]"), "unsigned");
+    assert_eq!(list("[trusted=no]"), "[] [] []");
+    let sources = |fields: &str| {
+        let text = format!("Types: deb\nURIs: http://b.test/\nSuites: s\nComponents: main\n{fields}\n");
+        parse_sources(&text).remove(0)
+    };
+    let block =
+        "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n AQID\n -----END PGP PUBLIC KEY BLOCK-----";
+    let expect =
+        r#"[] ["\n-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nAQID\n-----END PGP PUBLIC KEY BLOCK-----"] []"#;
+    assert_eq!(keys(&sources(block).trust), expect);
+    assert!(sources("Trusted: yes").trust == Trust::Unsigned && sources("").check_valid_until);
+    assert!(!sources("Check-Valid-Until: no").check_valid_until);
+
+    // Where a source names none, those that apt trusts for every archive count.
+    let (root, settings) = resolve(
+        &[],
+        &[
+            (
+                "etc/apt/sources.list",
+                "deb http://a.test/ x main\ndeb [signed-by=/usr/k.gpg] http://b.test/ x main\n",
+            ),
+            ("etc/apt/trusted.gpg.d/b.asc", "key"),
+            ("etc/apt/trusted.gpg.d/a.gpg", "key"),
+            ("etc/apt/trusted.gpg.d/a.old", "key"),
+            ("etc/apt/trusted.gpg", ""),
+        ],
+    );
+    let found: Vec<_> = settings.unwrap().debian.iter().map(|source| keys(&source.trust)).collect();
+    let path = |name: &str| root.path().join(name);
+    let machine = [path("etc/apt/trusted.gpg.d/a.gpg"), path("etc/apt/trusted.gpg.d/b.asc")];
+    assert_eq!(found, [format!("{machine:?} [] []"), format!("{:?} [] []", [path("usr/k.gpg")])]);
 }

@@ -25,6 +25,7 @@ mod pruning;
 mod registry;
 mod room;
 mod server;
+mod signed;
 mod supply;
 mod unpacking;
 mod userland;

@@ -269,23 +269,26 @@ fn closure_of_apt(packages: &[&str]) -> Option<Vec<String>> {
 fn dependencies_are_those_that_apt_finds() {
     let folder = TempDir::new().unwrap();
     let settings = Settings::from_environment(folder.path().join("cache")).unwrap();
-    for packages in [&["libc6", "libgcc-s1", "libstdc++6"][..], &["openssh-client"]] {
-        let path =
-            manifest(folder.path(), &format!("[input.userland]\nkind = \"deb\"\npackages = {packages:?}"));
-        let locked = match lock::lock(&path, &settings, &|_| {}) {
-            Err(lock::Error::Input { source, .. }) if source.is_out_of_reach() => {
-                assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must reach an archive: {source}");
-                eprintln!("SKIPPED, no Debian archive has these packages: {source}");
-                return;
-            }
-            locked => locked.unwrap(),
-        };
-        let Some(LockedInput::Deb { package }) = locked.input.values().next() else { panic!("{locked:?}") };
+    let (libraries, program) = (&["libc6", "libgcc-s1", "libstdc++6"][..], &["openssh-client"][..]);
+    let inputs = format!(
+        "[input.a]\nkind = \"deb\"\npackages = {libraries:?}\n[input.b]\nkind = \"deb\"\npackages = {program:?}"
+    );
+    let path = manifest(folder.path(), &inputs);
+    let locked = match lock::lock(&path, &settings, &|_| {}) {
+        Err(lock::Error::Input { source, .. }) if source.is_out_of_reach() => {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must reach an archive: {source}");
+            eprintln!("SKIPPED, no Debian archive has these packages: {source}");
+            return;
+        }
+        locked => locked.unwrap(),
+    };
+    for (input, packages) in locked.input.values().zip([libraries, program]) {
+        let LockedInput::Deb { package } = input else { panic!("{input:?}") };
         let Some(expect) = closure_of_apt(packages) else {
             eprintln!("SKIPPED, apt-get has no package lists here to compare with");
             return;
         };
         assert_eq!(package.keys().collect::<Vec<_>>(), expect.iter().collect::<Vec<_>>(), "{packages:?}");
-        build(&path, &settings, &|_| {}).unwrap_or_else(|error| panic!("{packages:?}: {error}"));
     }
+    build(&path, &settings, &|_| {}).unwrap();
 }
