@@ -228,7 +228,7 @@ pub(crate) struct Verify {
 pub(crate) struct Push {
     /// Folder of an OCI layout, or the manifest of an image that has been built
     pub(crate) image: PathBuf,
-    /// Where to: HOST[:PORT]/NAME[:TAG]
+    /// Where to: HOST:PORT/NAME:TAG; port and tag may be left out
     pub(crate) reference: String,
     /// Sign the image, and what is attached to it, with this private key, of cosign or in PKCS#8 (PEM)
     #[arg(long, value_name = "KEY")]
@@ -245,7 +245,7 @@ pub(crate) struct Push {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
-    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    /// What: HOST:PORT/NAME:TAG@DIGEST; all but host and name may be left out
     pub(crate) reference: String,
     /// Write the OCI layout to this new folder
     #[arg(long, value_name = "DIR")]
@@ -299,7 +299,7 @@ pub(crate) struct Password {
 
 #[derive(Debug, Args)]
 pub(crate) struct Sign {
-    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    /// What: HOST:PORT/NAME:TAG@DIGEST; all but host and name may be left out
     pub(crate) reference: String,
     /// Private key, of cosign or in PKCS#8 (PEM)
     #[arg(long, value_name = "FILE")]
@@ -313,7 +313,7 @@ pub(crate) struct Sign {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifySignature {
-    /// What: HOST[:PORT]/NAME[:TAG][@DIGEST]
+    /// What: HOST:PORT/NAME:TAG@DIGEST; all but host and name may be left out
     pub(crate) reference: String,
     /// Public key (PEM)
     #[arg(long, value_name = "FILE")]
