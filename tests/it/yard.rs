@@ -112,7 +112,8 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Whether a program that a test talks to is here. CI must have it; elsewhere the test is skipped, and says so.
 pub(crate) fn has(program: &str) -> bool {
-    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    // Not every program has this option, but any that is there starts.
+    let found = Command::new(program).arg("--version").output().is_ok();
     assert!(found || std::env::var_os("CI").is_none(), "{program} is missing, and CI must have it");
     if !found {
         eprintln!("SKIPPED: {program} is not installed");
