@@ -241,14 +241,29 @@ impl Store {
     }
 
     /// Keeps [`crate::gc`] from the cache for as long as the returned file is kept. Any number of processes work at once.
+    /// None where the cache cannot be written to and has no file to lock.
     ///
     /// # Errors
-    /// When the store cannot be written.
-    pub fn in_use(&self) -> Result<File, Error> {
-        let path = self.folder("locks")?.join(IN_USE);
-        let file = open_lock(&path)?;
+    /// When the file cannot be made or locked.
+    pub fn in_use(&self) -> Result<Option<File>, Error> {
+        let opened = self.folder("locks").and_then(|folder| open_lock(&folder.join(IN_USE)));
+        let path = self.cache.join("locks").join(IN_USE);
+        let file = match opened {
+            Ok(file) => file,
+            // Who may only read takes what there is.
+            Err(Error::Io { source, .. })
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                let Ok(file) = File::open(&path) else { return Ok(None) };
+                file
+            }
+            Err(error) => return Err(error),
+        };
         file.lock_shared().map_err(io_error("lock", &path))?;
-        Ok(file)
+        Ok(Some(file))
     }
 
     /// Waits until no other process uses the cache, and keeps them from it for as long as the returned file is kept;
